@@ -1,0 +1,1 @@
+"""HiLo: train high, ship low."""
