@@ -42,9 +42,7 @@ class Compressor(Protocol):
         """The encoder's state before the first step; None if it has none. Learner only."""
         ...
 
-    def encode(
-        self, plan: AdapterPlan, state: Any, gradient: torch.Tensor, budget: int
-    ) -> tuple[bytes, Any]:
+    def encode(self, plan: AdapterPlan, state: Any, gradient: torch.Tensor, budget: int) -> tuple[bytes, Any]:
         """Compresses a flat fp32 gradient of `plan.size` elements to at most `budget` bytes.
 
         Raises:

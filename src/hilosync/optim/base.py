@@ -61,9 +61,7 @@ class Optimizer(Protocol):
         """
         ...
 
-    def step(
-        self, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, scalars: np.ndarray
-    ) -> np.ndarray:
+    def step(self, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, scalars: np.ndarray) -> np.ndarray:
         """Replays one step in place and returns the state sums of the result, uint64, shape (blocks,).
 
         The sums are the modular sums of `hilosync.arithmetic.digest`, computed inside the update
