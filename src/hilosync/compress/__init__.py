@@ -1,1 +1,21 @@
-"""compress."""
+"""Compressors: a gradient into a payload within a byte budget, and back."""
+
+from hilosync.compress.base import Compressor
+from hilosync.compress.budget import UNLIMITED, budget_bytes
+from hilosync.compress.dense import Dense
+from hilosync.compress.feedback import accumulate, default_decay, retain
+from hilosync.compress.registry import compressor_names, get_compressor
+from hilosync.compress.spar import Spar
+
+__all__ = [
+    "UNLIMITED",
+    "Compressor",
+    "Dense",
+    "Spar",
+    "accumulate",
+    "budget_bytes",
+    "compressor_names",
+    "default_decay",
+    "get_compressor",
+    "retain",
+]

@@ -24,14 +24,21 @@ class Compressor(Protocol):
     which nobody changes.
     """
 
-    name: str
-    """The registered name, which the run's genesis carries."""
+    @property
+    def name(self) -> str:
+        """The registered name, which the run's genesis carries."""
+        ...
 
-    budget: str | int | None
-    """Bytes of a whole record, header included: `"1.6%"` of the bf16 adapter, bytes as an int, or None."""
+    @property
+    def budget(self) -> str | int | None:
+        """Bytes of a whole record, header included: `"1.6%"`, `"rank 1"`, an int, or None (`budget_bytes`)."""
+        ...
 
     def settings(self) -> dict[str, Any]:
-        """What `decode` needs to know beyond the plan, as JSON values; part of the configuration fingerprint."""
+        """What `decode` needs to know beyond the plan, as JSON values; part of the configuration fingerprint.
+
+        They are keyword arguments of the compressor's constructor, whose others have defaults.
+        """
         ...
 
     def smallest_payload(self, plan: AdapterPlan) -> int:
@@ -57,5 +64,13 @@ class Compressor(Protocol):
         Raises:
             MalformedPayload: the bytes are not a payload of this compressor for this plan. Nothing
                 larger than the plan implies is allocated before a length has been checked.
+        """
+        ...
+
+    def describe(self, plan: AdapterPlan, payload: bytes | memoryview) -> list[dict[str, Any]]:
+        """What a payload holds, one dict per block in plan order with at least `name`, `rank` and `bytes`.
+
+        Raises:
+            MalformedPayload: as `decode`.
         """
         ...

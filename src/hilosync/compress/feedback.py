@@ -1,0 +1,116 @@
+"""Error feedback: what a payload left out is added to the next gradient.
+
+    G' = c·G + E           c = min(1, clip/‖G‖)
+    E  ← decay·(G' − Ĝ)
+
+E is the learner's alone, fp32, one flat buffer, part of its checkpoint. During a step the same
+buffer holds G', so feedback needs no memory beside E:
+
+    energies = accumulate(plan, gradient, residual)     # residual now holds G'
+    payload, state = compressor.encode(plan, state, residual, budget)
+    decoded = compressor.decode(plan, payload)
+    left = retain(plan, residual, decoded, decay)       # residual holds E again
+
+Replicas never see E, so its rounding is free to differ between learners.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
+from hilosync.compress.finite import largest_magnitude
+from hilosync.plan import AdapterPlan
+
+__all__ = ["accumulate", "default_decay", "reference_residual", "retain"]
+
+DEFAULT_DECAY = {"adamw": 1.0}
+"""AdamW divides by its own second moment, which absorbs what E returns in a burst."""
+
+CAUTIOUS_DECAY = 0.95
+"""Lion, Muon and SGD with momentum diverge or stall when E never fades."""
+
+
+def default_decay(optimizer: str) -> float:
+    """The decay of E that suits the optimizer of this name."""
+    return DEFAULT_DECAY.get(optimizer, CAUTIOUS_DECAY)
+
+
+def accumulate(
+    plan: AdapterPlan, gradient: torch.Tensor, residual: torch.Tensor, clip: float | None = None
+) -> np.ndarray:
+    """Turns E into G' = c·G + E, in place.
+
+    Args:
+        plan: the adapter's tensors.
+        gradient: G, flat, fp32, shape (plan.size,); not changed.
+        residual: E, of the same shape; G' afterwards.
+        clip: largest norm of G that enters; None for no limit. Clipping comes before E is added,
+            so a step's gradient is bounded and what was left out earlier is not.
+
+    Returns:
+        ‖G‖² of each block before clipping, fp64, shape (blocks,).
+
+    Raises:
+        NonFinite: G holds NaN, Inf or a value beyond 2^120; names the tensor; E is unchanged.
+    """
+    views = plan.views(gradient)
+    energies = np.array([_energy(view) for view in views])
+    for block, view, energy in zip(plan.blocks, views, energies, strict=True):
+        if not np.isfinite(energy):
+            largest_magnitude(block, view)
+    norm = float(np.sqrt(energies.sum()))
+    factor = 1.0 if clip is None or norm <= clip else clip / norm
+    residual.add_(gradient, alpha=factor)
+    return energies
+
+
+def retain(
+    plan: AdapterPlan,
+    corrected: torch.Tensor,
+    decoded: DecodedGradient,
+    decay: float = 1.0,
+    cap: float | None = None,
+) -> np.ndarray:
+    """Turns G' into E ← decay·(G' − Ĝ), in place, without materializing Ĝ.
+
+    Args:
+        plan: the adapter's tensors.
+        corrected: G', flat, fp32, shape (plan.size,); E afterwards.
+        decoded: Ĝ, as every replica reads it from the published payload.
+        decay: between 0 (no feedback) and 1.
+        cap: largest ‖E‖; a larger E is scaled down to it. None for no limit.
+
+    Returns:
+        ‖E‖² of each block, fp64, shape (blocks,).
+    """
+    views = plan.views(corrected)
+    energies = np.zeros(len(views))
+    for index, (view, block) in enumerate(zip(views, decoded, strict=True)):
+        if isinstance(block, LowRankBlock):
+            left, right = block.left.to(view.device), block.right.to(view.device)
+            view.addmm_(left, right, beta=decay, alpha=-decay * block.scale)
+        else:
+            view.sub_(block.values.to(view.device)).mul_(decay)
+        energies[index] = _energy(view)
+    norm = float(np.sqrt(energies.sum()))
+    if cap is not None and norm > cap:
+        corrected.mul_(cap / norm)
+        energies *= (cap / norm) ** 2
+    return energies
+
+
+def reference_residual(
+    gradient: torch.Tensor, residual: torch.Tensor, decoded: torch.Tensor, decay: float
+) -> torch.Tensor:
+    """E after a step, as the equation reads, from three dense tensors of one shape."""
+    return decay * ((gradient + residual) - decoded)
+
+
+def _energy(view: torch.Tensor) -> float:
+    """‖view‖², in fp64 when fp32 squares would leave its range."""
+    norm = torch.linalg.vector_norm(view).item()
+    if 1e-15 <= norm <= 1e15:
+        return norm**2
+    return torch.linalg.vector_norm(view, dtype=torch.float64).item() ** 2

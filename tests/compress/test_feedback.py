@@ -1,0 +1,79 @@
+"""Error feedback."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hilosync.arithmetic.gradient import DenseBlock, LowRankBlock
+from hilosync.compress import accumulate, default_decay, retain
+from hilosync.compress.feedback import reference_residual
+from hilosync.errors import NonFinite
+
+
+def some_decoded(plan, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    decoded, dense = [], []
+    for index, block in enumerate(plan.blocks):
+        if index % 3 == 2:
+            values = torch.randn(block.rows, block.columns, generator=generator)
+            decoded.append(DenseBlock(values))
+        else:
+            left = torch.randn(block.rows, index % 4, generator=generator)
+            right = torch.randn(index % 4, block.columns, generator=generator)
+            decoded.append(LowRankBlock(left, right, 0.5))
+            values = 0.5 * (left @ right)
+        dense.append(values.flatten())
+    return tuple(decoded), torch.cat(dense)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9, 0.0])
+def test_the_residual_agrees_with_the_equation(plan, gradient, decay):
+    decoded, dense = some_decoded(plan)
+    before = torch.randn(plan.size, generator=torch.Generator().manual_seed(3))
+    residual = before.clone()
+    sent = accumulate(plan, gradient, residual)
+    left = retain(plan, residual, decoded, decay)
+    torch.testing.assert_close(residual, reference_residual(gradient, before, dense, decay), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(sent.sum(), gradient.square().sum().item(), rtol=1e-5)
+    np.testing.assert_allclose(left.sum(), residual.square().sum().item(), rtol=1e-5)
+
+
+def test_clipping_bounds_the_gradient_and_not_the_residual(plan, gradient):
+    before = torch.randn(plan.size, generator=torch.Generator().manual_seed(3))
+    residual = before.clone()
+    energies = accumulate(plan, gradient, residual, clip=0.25)
+    norm = float(np.sqrt(energies.sum()))
+    assert norm > 0.25
+    torch.testing.assert_close(residual, before + gradient * (0.25 / norm))
+
+
+def test_a_cap_bounds_the_norm_of_what_is_kept(plan, gradient):
+    decoded, _ = some_decoded(plan)
+    residual = gradient.clone()
+    energies = retain(plan, residual, decoded, cap=0.1)
+    assert torch.linalg.vector_norm(residual).item() == pytest.approx(0.1, rel=1e-4)
+    assert energies.sum() == pytest.approx(0.01, rel=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_residual_unchanged(plan, gradient):
+    spoiled = gradient.clone()
+    spoiled[plan.offsets[2]] = float("nan")
+    residual = torch.ones(plan.size)
+    with pytest.raises(NonFinite, match=plan.blocks[2].name):
+        accumulate(plan, spoiled, residual)
+    assert torch.equal(residual, torch.ones(plan.size))
+
+
+def test_energies_of_tiny_and_huge_gradients_do_not_vanish_or_overflow(plan, gradient):
+    expected = gradient[: plan.offsets[1]].double().square().sum().item()
+    for scale in (1e-30, 1e30):
+        energies = accumulate(plan, gradient * scale, torch.zeros(plan.size))
+        assert energies[0] == pytest.approx(expected * scale**2, rel=1e-3)
+
+
+def test_default_decay_keeps_everything_for_adamw_and_fades_for_others():
+    assert default_decay("adamw") == 1.0
+    assert default_decay("sgdm") == default_decay("lion") == default_decay("muon") == 0.95
+    assert default_decay("anything else") == 0.95

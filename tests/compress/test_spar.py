@@ -1,0 +1,85 @@
+"""Spar, its spectra and its allocation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hilosync.arithmetic.gradient import LowRankBlock
+from hilosync.compress.allocate import allocate_ranks, reference_ranks
+from hilosync.compress.spar import Spar, reference_spar
+from hilosync.compress.spectra import reference_spectrum, spectra
+from hilosync.plan import AdapterPlan, Block
+
+
+def ranks_of(decoded):
+    return [block.left.shape[1] for block in decoded]
+
+
+def dense(block):
+    assert isinstance(block, LowRankBlock)
+    return block.left.double() @ block.right.double()
+
+
+def test_spectra_agree_with_the_singular_value_decomposition(plan, gradient):
+    for matrix, spectrum in zip(plan.views(gradient), spectra(plan, gradient), strict=True):
+        reference = reference_spectrum(matrix)
+        np.testing.assert_allclose(spectrum.energies, reference.energies, rtol=1e-3, atol=1e-6 * reference.energies[0])
+        overlap = (spectrum.basis[:, :4].T @ reference.basis[:, :4]).abs()
+        torch.testing.assert_close(overlap, torch.eye(4), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("exponent", [-140, -120, -60, 0, 60, 110])
+def test_spectra_scale_with_the_gradient_from_subnormals_to_huge_values(plan, gradient, exponent):
+    scaled = gradient * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
+    for a, b in zip(spectra(plan, scaled), spectra(plan, gradient), strict=True):
+        tolerance = 1e-4 if exponent > -120 else 0.5  # subnormals hold few bits
+        np.testing.assert_allclose(a.energies[0], np.ldexp(b.energies[0], 2 * exponent), rtol=tolerance)
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=6), min_size=1, max_size=6),
+    st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_ranks_agree_with_the_one_by_one_reference_and_fit_the_budget(spectrum_lists, data):
+    energies = [np.sort(np.array(values))[::-1] for values in spectrum_lists]
+    costs = data.draw(st.lists(st.integers(1, 50), min_size=len(energies), max_size=len(energies)))
+    budget = data.draw(st.integers(0, 400))
+    ranks = allocate_ranks(energies, costs, budget)
+    assert ranks == reference_ranks(energies, costs, budget)
+    assert sum(rank * cost for rank, cost in zip(ranks, costs, strict=True)) <= budget
+
+
+def test_spar_is_the_best_approximation_of_its_ranks(plan, gradient):
+    spar = Spar()
+    payload, _ = spar.encode(plan, None, gradient, plan.one_rank_bytes() * 2)
+    for matrix, block in zip(plan.views(gradient), spar.decode(plan, payload), strict=True):
+        best = reference_spar(matrix, block.left.shape[1])
+        torch.testing.assert_close(dense(block), best, atol=1e-2 * matrix.abs().max().item(), rtol=0)
+
+
+def test_a_block_with_more_energy_gets_more_ranks_and_one_with_little_gets_none(plan, gradient):
+    spar = Spar()
+    payload, _ = spar.encode(plan, None, gradient, plan.one_rank_bytes())
+    ranks = ranks_of(spar.decode(plan, payload))
+    assert ranks[0] > 1
+    assert ranks[-1] == 0
+    assert [row["rank"] for row in spar.describe(plan, payload)] == ranks
+
+
+def test_spar_uses_its_budget(plan, gradient):
+    budget = plan.one_rank_bytes()
+    payload, _ = Spar().encode(plan, None, gradient, budget)
+    assert 0.97 * budget <= len(payload) <= budget
+
+
+def test_blocks_whose_short_side_needs_two_bytes_keep_their_rank():
+    plan = AdapterPlan((Block("w", 300, 310),))
+    gradient = torch.randn(plan.size, generator=torch.Generator().manual_seed(1))
+    spar = Spar()
+    payload, _ = spar.encode(plan, None, gradient, 10**9)
+    assert ranks_of(spar.decode(plan, payload)) == [300]
