@@ -1,1 +1,7 @@
-"""protocol."""
+"""Sans-IO state machines: what learner and replicas do with bytes, without saying where bytes come from."""
+
+from hilosync.protocol.learner import LearnerMachine, Proposal
+from hilosync.protocol.replica import Applied, ReplicaMachine
+from hilosync.protocol.run import Replayed, Run, replay
+
+__all__ = ["Applied", "LearnerMachine", "Proposal", "Replayed", "ReplicaMachine", "Run", "replay"]

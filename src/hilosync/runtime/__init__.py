@@ -1,1 +1,20 @@
-"""runtime."""
+"""Processes: what drives the protocol's machines over a log."""
+
+from hilosync.runtime.dispatch import Dispatcher, Limits
+from hilosync.runtime.learner import Learner, StepReport
+from hilosync.runtime.presence import Heartbeat, Notice, Presence, Roll
+from hilosync.runtime.replica import Replica
+from hilosync.runtime.worker import Worker
+
+__all__ = [
+    "Dispatcher",
+    "Heartbeat",
+    "Learner",
+    "Limits",
+    "Notice",
+    "Presence",
+    "Replica",
+    "Roll",
+    "StepReport",
+    "Worker",
+]

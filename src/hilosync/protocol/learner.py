@@ -1,0 +1,153 @@
+"""The learner's state machine: it turns a gradient into the next record.
+
+Sans-IO: `propose` compresses, replays its own payload and seals the record; whoever drives the
+machine appends those bytes to the log and then calls `accept`. Until then the machine makes no other
+record, so that a failed append is retried with the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hilosync.compress import accumulate, default_decay, retain
+from hilosync.errors import BudgetTooSmall, ConfigurationError
+from hilosync.protocol.run import Run, replay
+from hilosync.wire import Record, encode_record, record_hash
+
+__all__ = ["LearnerMachine", "Proposal"]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A sealed record that waits for the log's acceptance.
+
+    Attributes:
+        version: the version that the record makes.
+        data: the record's bytes, at most the run's budget.
+        gradient_energies: ‖G‖² of each block before clipping, fp64, shape (blocks,).
+        residual_energies: ‖E‖² of each block after the step, fp64, shape (blocks,).
+    """
+
+    version: int
+    data: bytes
+    gradient_energies: np.ndarray
+    residual_energies: np.ndarray
+
+    @property
+    def residual_ratio(self) -> float:
+        """‖E‖ ⁄ ‖G‖; 0 without error feedback."""
+        energy = float(self.gradient_energies.sum())
+        return (float(self.residual_energies.sum()) / energy) ** 0.5 if energy else 0.0
+
+
+class LearnerMachine:
+    """Makes the records of one run.
+
+    Attributes:
+        run: what the genesis fixes.
+        state: parameters and slots of the newest proposal.
+        version: the newest accepted version.
+        digest: the digest of the newest proposal.
+        pending: the proposal that has not been accepted yet, or None.
+        residual: E, flat fp32, shape (plan.size,); all zero without error feedback.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        epoch: int = 1,
+        initial: torch.Tensor | None = None,
+        decay: float | None = None,
+        clip: float | None = None,
+    ):
+        """Starts at version 0.
+
+        Args:
+            run: what the genesis fixes.
+            epoch: this learner's epoch, higher than that of any learner before it.
+            initial: the initial parameters where the genesis names a stored adapter.
+            decay: of the error feedback, E ← decay·(G + E − Ĝ); None for the optimizer's default.
+            clip: largest norm of G that enters a step, before E is added; None for no limit.
+
+        Raises:
+            BudgetTooSmall: no payload of the compressor fits into the budget beside the header.
+        """
+        self.run = run
+        self.epoch = epoch
+        self.state, self.digest = run.initial_state(initial)
+        self.version = 0
+        self.pending: Proposal | None = None
+        self.decay = default_decay(run.optimizer.name) if decay is None else decay
+        self.clip = clip
+        self.residual = torch.zeros(run.plan.size)
+        self._encoder = run.compressor.init(run.plan)
+        self._previous = run.origin
+        self._payload_budget = run.record_limit - run.overhead
+        smallest = run.compressor.smallest_payload(run.plan)
+        if self._payload_budget < smallest:
+            raise BudgetTooSmall(
+                f"a budget of {run.record_limit} bytes per record leaves {max(0, self._payload_budget)} for the "
+                f"payload after {run.overhead} of header, scalars and tags; {run.compressor.name} needs at least "
+                f"{smallest}: set a budget of {smallest + run.overhead} bytes or more "
+                f"({100 * (smallest + run.overhead) / run.plan.adapter_bytes:.2f}% of this adapter)"
+            )
+
+    def propose(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None = None) -> Proposal:
+        """Compresses a gradient and replays the result; the machine is then at the new version's state.
+
+        Args:
+            gradient: G, flat fp32 on the CPU, shape (plan.size,).
+            learning_rates: one per param group; None for the optimizer's configured ones.
+
+        Raises:
+            NonFinite: G holds NaN or Inf; the message names the tensor and nothing has changed.
+        """
+        if self.pending is not None:
+            raise ConfigurationError(
+                f"version {self.pending.version} is proposed and not accepted: append its bytes and accept it first"
+            )
+        run, version = self.run, self.version + 1
+        energies = accumulate(run.plan, gradient, self.residual, self.clip)
+        # From here to `retain` the residual's buffer holds G' = G + E.
+        payload, self._encoder = run.compressor.encode(run.plan, self._encoder, self.residual, self._payload_budget)
+        if len(payload) > self._payload_budget:
+            raise BudgetTooSmall(
+                f"{run.compressor.name} made a payload of {len(payload)} bytes for a budget of {self._payload_budget}: "
+                "the compressor is at fault, nothing was published"
+            )
+        scalars = run.optimizer.scalars(version, learning_rates)
+        done = replay(run, self.state, self.digest, version, payload, scalars)
+        record = Record(
+            run=run.genesis.run_id,
+            epoch=self.epoch,
+            version=version,
+            previous=self._previous,
+            plan=run.plan.fingerprint,
+            configuration=run.configuration,
+            scalars=scalars,
+            tags=done.tags,
+            payload=payload,
+            digest=done.digest,
+        )
+        left = retain(run.plan, self.residual, done.gradient, self.decay)
+        self.digest = done.digest
+        self.pending = Proposal(
+            version=version,
+            data=encode_record(record),
+            gradient_energies=energies,
+            residual_energies=left,
+        )
+        return self.pending
+
+    def accept(self, version: int) -> None:
+        """The log holds the pending record; the machine may go on to the next version."""
+        if self.pending is None or self.pending.version != version:
+            pending = "none" if self.pending is None else str(self.pending.version)
+            raise ConfigurationError(f"version {version} is not the pending proposal ({pending})")
+        self._previous = record_hash(self.pending.data)
+        self.version = version
+        self.pending = None

@@ -1,0 +1,118 @@
+"""The replica's state machine: it folds records, one after the other, and never serves a wrong bit.
+
+Sans-IO: whoever drives it reads record `machine.version + 1` from wherever it likes and hands the
+bytes in. Nothing is applied before every hash has been checked; nothing is served after a digest
+has differed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hilosync.arithmetic import differing_tensors
+from hilosync.errors import ChainBroken, Diverged, PlanMismatch, RunMismatch
+from hilosync.protocol.run import Run, replay
+from hilosync.wire import Record, decode_record, record_hash
+
+__all__ = ["Applied", "ReplicaMachine"]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What became of a record that was handed in.
+
+    Attributes:
+        record: the decoded record.
+        new: False for a duplicate of a version that the replica already holds, which changes nothing.
+    """
+
+    record: Record
+    new: bool
+
+
+class ReplicaMachine:
+    """Folds the records of one run.
+
+    Attributes:
+        run: what the genesis fixes.
+        state: parameters and slots at `version`. Engines get copies of it, never these tensors.
+        version: the newest version applied.
+        digest: the digest of `version`.
+        epoch: the learner epoch of the newest record.
+        diverged: the divergence that stopped this replica, or None while its bits are the learner's.
+    """
+
+    def __init__(self, run: Run, initial: torch.Tensor | None = None):
+        self.run = run
+        self.state, self.digest = run.initial_state(initial)
+        self.version = 0
+        self.epoch = 0
+        self.diverged: Diverged | None = None
+        self._previous = run.origin
+
+    def receive(self, data: bytes) -> Applied:
+        """Verifies and applies the bytes of a record.
+
+        Raises:
+            MalformedRecord: the bytes are damaged, or exceed the run's budget. Nothing was applied.
+            RunMismatch, PlanMismatch: the record belongs elsewhere. Nothing was applied.
+            ChainBroken: the record does not follow the version held. Nothing was applied.
+            Diverged: the record was applied and the result has other bits than the learner's. The
+                machine refuses all further records and must not be served from.
+        """
+        if self.diverged is not None:
+            raise self.diverged
+        record = decode_record(data, self.run.limits)
+        self._check_origin(record)
+        if record.version <= self.version:
+            return Applied(record, new=False)
+        self._check_chain(record)
+        done = replay(self.run, self.state, self.digest, record.version, record.payload, record.scalars)
+        if done.digest != record.digest:
+            names = self.run.plan.tensors_at(differing_tensors(record.tags, done.tags))
+            self.diverged = Diverged(record.version, names, expected=record.digest, found=done.digest)
+            raise self.diverged
+        self.version, self.digest, self.epoch = record.version, done.digest, record.epoch
+        self._previous = record_hash(data)
+        return Applied(record, new=True)
+
+    def _check_origin(self, record: Record) -> None:
+        if record.run != self.run.genesis.run_id:
+            raise RunMismatch(
+                f"record {record.version} belongs to run {record.run.hex()}, this replica to {self.run.genesis.run}: "
+                "join the log of the run that you want to follow"
+            )
+        if record.plan != self.run.plan.fingerprint:
+            raise PlanMismatch(
+                f"record {record.version} was written for plan {record.plan.hex()}, this replica holds "
+                f"{self.run.plan.fingerprint.hex()}"
+            )
+        if record.configuration != self.run.configuration:
+            raise RunMismatch(
+                f"record {record.version} was written under configuration {record.configuration.hex()}, this "
+                f"replica runs {self.run.configuration.hex()}"
+            )
+        expected = (self.run.plan.groups, len(self.run.optimizer.scalar_names))
+        if record.scalars.shape != expected or len(record.tags) != len(self.run.plan.blocks):
+            raise PlanMismatch(
+                f"record {record.version} carries scalars of shape {record.scalars.shape} and {len(record.tags)} "
+                f"tags; the plan asks for {expected} and {len(self.run.plan.blocks)}"
+            )
+
+    def _check_chain(self, record: Record) -> None:
+        if record.version != self.version + 1:
+            raise ChainBroken(
+                f"expected record {self.version + 1}, got {record.version}: records are applied in order, one by one"
+            )
+        if record.previous != self._previous:
+            raise ChainBroken(
+                f"record {record.version} follows a record with hash {record.previous.hex()[:16]}…, this replica "
+                f"applied {self._previous.hex()[:16]}… as version {self.version}: the log was rewritten"
+            )
+        if record.epoch < self.epoch:
+            raise ChainBroken(
+                f"record {record.version} has learner epoch {record.epoch} after epoch {self.epoch}: "
+                "it was written by a learner that had been replaced"
+            )

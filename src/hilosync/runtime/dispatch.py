@@ -1,0 +1,105 @@
+"""The learner's side of the rollouts: offer a version's batches, collect each exactly once.
+
+Lockstep: all batches of version v are collected before the learner makes v + 1. A batch whose worker
+died is offered again, as soon as the worker's heartbeat has been silent for `silence` seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hilosync.errors import PeerSilent
+from hilosync.log import Delivery, Mailbox, Order
+from hilosync.runtime.presence import Presence, Roll
+
+__all__ = ["Dispatcher", "Limits"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long the two sides wait for each other, in seconds.
+
+    Attributes:
+        silence: a process whose heartbeat has not moved for so long counts as dead.
+        lease: a living worker may hold an order for so long before it is offered again.
+        patience: with no living worker (or learner) for so long, give up with `PeerSilent`.
+    """
+
+    silence: float = 5.0
+    lease: float = 600.0
+    patience: float = 60.0
+
+
+class Dispatcher:
+    """Offers orders and collects deliveries of one policy version at a time."""
+
+    def __init__(self, mailbox: Mailbox, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic):
+        self.presence = Presence(mailbox, clock)
+        self.limits = limits or Limits()
+        self.reissued = 0
+        self.duplicates = 0
+        self._mailbox = mailbox
+        self._clock = clock
+
+    def collect(self, version: int, batches: int, watch: Callable[[Roll], None] | None = None) -> list[Delivery]:
+        """One delivery per batch 0 … batches − 1, in batch order, however many workers live.
+
+        Args:
+            version: the policy version that the rollouts are to be made with.
+            batches: number of batches.
+            watch: called with the workers' notices while waiting, for a display.
+
+        Raises:
+            PeerSilent: no worker has been alive for `limits.patience` seconds.
+        """
+        newest = {batch: Order(version, batch) for batch in range(batches)}
+        issued_at = dict.fromkeys(newest, self._clock())
+        self._mailbox.offer(list(newest.values()))
+        collected: dict[int, Delivery] = {}
+        alive_at = self._clock()
+        while len(collected) < batches:
+            for delivery in self._mailbox.collect(version, wait=0.25):
+                if delivery.order.batch in collected or delivery.order.batch not in newest:
+                    self.duplicates += 1
+                else:
+                    collected[delivery.order.batch] = delivery
+            roll = self.presence.look()
+            if watch is not None:
+                watch(roll)
+            now = self._clock()
+            if any(roll.silence(worker.sender) <= self.limits.silence for worker in roll.workers()):
+                alive_at = now
+            elif now - alive_at > self.limits.patience:
+                raise PeerSilent(
+                    f"no worker has been heard for {self.limits.patience:.0f} s and {batches - len(collected)} of "
+                    f"{batches} batches of version {version} are missing: start one with `hilo work LOG`"
+                )
+            if len(collected) < batches:
+                self._offer_again(version, newest, issued_at, set(collected), roll, now)
+        self._mailbox.forget(before=version)
+        return [collected[batch] for batch in range(batches)]
+
+    def _offer_again(
+        self,
+        version: int,
+        newest: dict[int, Order],
+        issued_at: dict[int, float],
+        done: set[int],
+        roll: Roll,
+        now: float,
+    ) -> None:
+        claims = self._mailbox.claims(version)
+        for batch, order in newest.items():
+            holder = claims.get(order)
+            if batch in done or holder is None:
+                continue
+            # A claim names the incarnation, so a worker that was killed and started again under the
+            # same name does not count as still working on it.
+            lost = not roll.alive(holder, self.limits.silence)
+            if lost or now - issued_at[batch] > self.limits.lease:
+                newest[batch] = Order(version, batch, order.attempt + 1)
+                issued_at[batch] = now
+                self._mailbox.offer([newest[batch]])
+                self.reissued += 1

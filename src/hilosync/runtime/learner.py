@@ -1,0 +1,186 @@
+"""`Learner`: in the place of `optimizer.step()`, encode, publish and replay."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from safetensors.torch import save as save_safetensors
+
+from hilosync.compress import Compressor, budget_bytes
+from hilosync.errors import RunMismatch
+from hilosync.log import Log, open_log
+from hilosync.optim import Optimizer
+from hilosync.plan import AdapterPlan, bind
+from hilosync.protocol import LearnerMachine, Proposal, Run
+from hilosync.wire import Genesis, PlanLayout, Setup, TensorLayout, encode_genesis
+
+__all__ = ["Learner", "StepReport"]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one `learner.step()` did.
+
+    Attributes:
+        version: the policy version that it made.
+        record_bytes: bytes of the published record, header included.
+        encode_seconds: time to compress, replay and seal.
+        publish_seconds: time until the log had accepted the record.
+        residual_ratio: ‖E‖ ⁄ ‖G‖ of the error feedback.
+    """
+
+    version: int
+    record_bytes: int
+    encode_seconds: float
+    publish_seconds: float
+    residual_ratio: float
+
+
+class Learner:
+    """Publishes the steps of a PEFT model's LoRA adapter.
+
+    >>> learner = Learner(peft_model, optimizer=AdamW(lr=1e-4), compressor=Spar(budget="1.6%"), log="file:runs/demo")
+    >>> loss.backward()
+    >>> learner.step()
+
+    Attributes:
+        log: the run's stores.
+        run: what the genesis fixes.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        optimizer: Optimizer,
+        compressor: Compressor,
+        log: str | Log,
+        seed: int = 0,
+        max_grad_norm: float | None = None,
+        feedback_decay: float | None = None,
+        base_model: str | None = None,
+        task: dict[str, Any] | None = None,
+    ):
+        """Begins a run: writes its genesis and gives the model the policy of version 0.
+
+        A fresh adapter (every B zero, PEFT's default initialization) starts from `seed`, which costs no
+        bytes: A is drawn again from it, and the model's function stays that of the base model. Any other
+        adapter is stored beside the log once.
+
+        Args:
+            model: a `peft.PeftModel` with one active LoRA adapter.
+            optimizer: the transition that every replica replays.
+            compressor: what makes payloads within its budget.
+            log: where the run goes, such as ``file:runs/demo``.
+            seed: of the initial adapter.
+            max_grad_norm: clips G, before the error feedback, to this norm; None to leave it.
+            feedback_decay: E ← decay·(G + E − Ĝ); None for the optimizer's default, 0 for no feedback.
+            base_model: path or hub id of the base model, for workers that join.
+            task: what workers need to generate, as JSON values.
+
+        Raises:
+            PlanError: the adapter has parts that cannot be synchronized or served.
+            BudgetTooSmall: no payload of the compressor fits the budget.
+            RunMismatch: the log holds a run already.
+        """
+        self._binding = bind(model)
+        self.log = open_log(log, create=True) if isinstance(log, str) else log
+        if self.log.steps.read(0) is not None:
+            raise RunMismatch(
+                f"{self.log.url} holds a run already, at version {self.log.steps.head()}: "
+                "give this run a log of its own, or remove that one"
+            )
+        plan = self._binding.plan
+        initial = None if self._binding.restartable else self._binding.read()
+        genesis = encode_genesis(
+            Genesis(
+                run=os.urandom(16).hex(),
+                seed=seed,
+                created_by=f"hilosync {version('hilosync')}",
+                plan=PlanLayout(
+                    tuple(TensorLayout(b.name, b.rows, b.columns, b.fan_in, b.group) for b in plan.blocks),
+                    plan.bytes_per_element,
+                ),
+                optimizer=Setup(optimizer.name, optimizer.settings()),
+                compressor=Setup(compressor.name, compressor.settings()),
+                budget=None if compressor.budget is None else budget_bytes(compressor.budget, plan),
+                base_model=base_model,
+                peft=self._binding.peft_config,
+                initial="seed" if initial is None else self.log.blobs.put(save_safetensors({"params": initial})),
+                task=task or {},
+            )
+        )
+        self.run = Run.of(genesis)
+        self._machine = LearnerMachine(
+            replace(self.run, optimizer=optimizer, compressor=compressor),
+            initial=initial,
+            decay=feedback_decay,
+            clip=max_grad_norm,
+        )
+        self.log.steps.append(0, genesis)
+        self._gradient = torch.empty(plan.size)
+        self._binding.serve(self._machine.state.params)
+
+    @property
+    def plan(self) -> AdapterPlan:
+        """The adapter's tensors."""
+        return self.run.plan
+
+    @property
+    def version(self) -> int:
+        """The newest version that the log has accepted."""
+        return self._machine.version
+
+    @property
+    def digest(self) -> bytes:
+        """The 32-byte digest of the newest version."""
+        return self._machine.digest
+
+    @property
+    def params(self) -> torch.Tensor:
+        """A copy of the fp32 master parameters, flat, shape (plan.size,)."""
+        return self._machine.state.params.clone()
+
+    def slot(self, name: str) -> torch.Tensor:
+        """A copy of one of the optimizer's tensors, flat fp32, shape (plan.size,)."""
+        return self._machine.state.slots[name].clone()
+
+    def step(self, learning_rates: tuple[float, ...] | None = None) -> StepReport:
+        """Publishes one optimizer step made from the model's gradients, and applies it to the model.
+
+        A step whose record the log refused stays pending: the next call appends the same bytes first.
+
+        Args:
+            learning_rates: one per param group, from any schedule; None for the configured ones.
+
+        Raises:
+            NonFinite: a gradient holds NaN or Inf; nothing was changed or published.
+            Fenced: another learner writes this log; this one must stop.
+            LogUnavailable: the log did not accept the record.
+        """
+        if self._machine.pending is not None:
+            self._publish(self._machine.pending)
+        start = time.perf_counter()
+        gradient = self._binding.gradients(self._gradient)
+        proposal = self._machine.propose(gradient, learning_rates)
+        encoded = time.perf_counter()
+        self._publish(proposal)
+        published = time.perf_counter()
+        self._binding.clear_gradients()
+        return StepReport(
+            version=proposal.version,
+            record_bytes=len(proposal.data),
+            encode_seconds=encoded - start,
+            publish_seconds=published - encoded,
+            residual_ratio=proposal.residual_ratio,
+        )
+
+    def _publish(self, proposal: Proposal) -> None:
+        self.log.steps.append(proposal.version, proposal.data)
+        self._machine.accept(proposal.version)
+        self._binding.serve(self._machine.state.params)

@@ -1,0 +1,101 @@
+"""The worker's side of the rollouts: keep current, take an order, answer it, and never hang.
+
+It knows nothing of tasks or models: `answer` is handed a replica at exactly the order's version and
+returns bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from hilosync.errors import Diverged, PeerSilent
+from hilosync.log import Delivery, Order
+from hilosync.runtime.dispatch import Limits
+from hilosync.runtime.presence import Heartbeat, Notice, Presence
+from hilosync.runtime.replica import Replica
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """Serves one run until its learner says that it is finished.
+
+    Attributes:
+        answered: number of orders answered.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        name: str,
+        answer: Callable[[Replica, Order], bytes],
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.answered = 0
+        self._replica = replica
+        self._name = name
+        self._incarnation = f"{name}-{os.urandom(4).hex()}"
+        self._answer = answer
+        self._limits = limits or Limits()
+        self._clock = clock
+
+    def run(self, watch: Callable[[Notice], None] | None = None) -> int:
+        """Serves until the learner has finished, and returns the final version.
+
+        Args:
+            watch: called with this worker's notice after every version, for a display.
+
+        Raises:
+            PeerSilent: the learner's heartbeat stopped, or the learner failed; says what it last said.
+            Diverged: this replica's bits differ; its notice says so before the error is raised.
+        """
+        mailbox = self._replica.log.mailbox
+        notice = Notice(sender=self._name, incarnation=self._incarnation, beat=0, state="serving")
+        presence = Presence(mailbox, self._clock)
+        begun = self._clock()
+        with Heartbeat(mailbox, notice) as heartbeat:
+            while True:
+                order = mailbox.take(self._incarnation, wait=0.1)
+                self._advance(heartbeat, watch)
+                if order is not None and order.version == self._replica.version:
+                    content = self._answer(self._replica, order)
+                    mailbox.deliver(Delivery(self._incarnation, order, content))
+                    self.answered += 1
+                roll = presence.look()
+                learner = roll.notice("learner")
+                if learner is not None and learner.state == "finished" and self._replica.version >= learner.version:
+                    heartbeat.update(state="finished")
+                    return self._replica.version
+                if learner is not None and learner.state == "failed":
+                    raise PeerSilent(
+                        f"the learner failed at version {learner.version}: {learner.detail}; version "
+                        f"{self._replica.version} is the newest published"
+                    )
+                silence = min(roll.silence("learner"), self._clock() - begun)
+                if silence > self._limits.patience:
+                    raise PeerSilent(
+                        f"nothing heard from the learner for {silence:.0f} s; version {self._replica.version} is "
+                        "the newest published, and its record is safe in the log: start the learner again, then "
+                        "this worker"
+                    )
+
+    def _advance(self, heartbeat: Heartbeat, watch: Callable[[Notice], None] | None) -> None:
+        before = self._replica.version
+        try:
+            version = self._replica.advance()
+        except Diverged as error:
+            heartbeat.update(state="failed", mismatches=1, checks=self._replica.checks, detail=str(error))
+            raise
+        if version == before and heartbeat.notice.digest:
+            return
+        heartbeat.update(
+            version=version,
+            digest=self._replica.digest.hex(),
+            checks=self._replica.checks,
+            apply_seconds=self._replica.apply_seconds,
+        )
+        if watch is not None:
+            watch(heartbeat.notice)
