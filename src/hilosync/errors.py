@@ -18,6 +18,7 @@
     ├── WireError           (1)   bytes that are not what they claim to be
     │   ├── MalformedRecord       bad magic, length, hash or field
     │   ├── MalformedPayload      a compressor's payload that cannot be decoded
+    │   ├── MalformedRollouts     a worker's delivery that cannot be decoded or trained on
     │   ├── ChainBroken           the record does not follow the one before it
     │   └── BadSignature          not signed by the run's learner
     ├── Diverged            (1)   same records, other bits: names version and tensors
@@ -45,6 +46,7 @@ __all__ = [
     "LogUnavailable",
     "MalformedPayload",
     "MalformedRecord",
+    "MalformedRollouts",
     "ModelNotFound",
     "NonFinite",
     "PeerSilent",
@@ -129,6 +131,10 @@ class MalformedRecord(WireError):
 
 class MalformedPayload(WireError):
     """A compressor's payload that cannot be decoded."""
+
+
+class MalformedRollouts(WireError):
+    """A worker's delivery that cannot be decoded, or that answers another question than was asked."""
 
 
 class ChainBroken(WireError):
