@@ -1,1 +1,5 @@
-"""baselines."""
+"""What others ship instead of a compressed gradient."""
+
+from hilosync.baselines.full_sync import FullSyncLearner
+
+__all__ = ["FullSyncLearner"]

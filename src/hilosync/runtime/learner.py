@@ -29,7 +29,7 @@ class StepReport:
     Attributes:
         version: the policy version that it made.
         record_bytes: bytes of the published record, header included.
-        encode_seconds: time to compress, replay and seal.
+        encode_seconds: time to gather, compress, replay and seal.
         publish_seconds: time until the log had accepted the record.
         residual_ratio: ‖E‖ ⁄ ‖G‖ of the error feedback.
     """
@@ -163,24 +163,33 @@ class Learner:
             Fenced: another learner writes this log; this one must stop.
             LogUnavailable: the log did not accept the record.
         """
-        if self._machine.pending is not None:
-            self._publish(self._machine.pending)
         start = time.perf_counter()
-        gradient = self._binding.gradients(self._gradient)
+        report = self.publish(self._binding.gradients(self._gradient), learning_rates)
+        self._binding.clear_gradients()
+        return replace(report, encode_seconds=time.perf_counter() - start - report.publish_seconds)
+
+    def publish(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None = None) -> StepReport:
+        """`step` for a trainer that gathers the gradient itself (sharded training, say).
+
+        Args:
+            gradient: G in plan order, flat fp32 on the CPU, shape (plan.size,).
+            learning_rates: as for `step`.
+        """
+        if self._machine.pending is not None:
+            self._append(self._machine.pending)
+        start = time.perf_counter()
         proposal = self._machine.propose(gradient, learning_rates)
         encoded = time.perf_counter()
-        self._publish(proposal)
-        published = time.perf_counter()
-        self._binding.clear_gradients()
+        self._append(proposal)
         return StepReport(
             version=proposal.version,
             record_bytes=len(proposal.data),
             encode_seconds=encoded - start,
-            publish_seconds=published - encoded,
+            publish_seconds=time.perf_counter() - encoded,
             residual_ratio=proposal.residual_ratio,
         )
 
-    def _publish(self, proposal: Proposal) -> None:
+    def _append(self, proposal: Proposal) -> None:
         self.log.steps.append(proposal.version, proposal.data)
         self._machine.accept(proposal.version)
         self._binding.serve(self._machine.state.params)

@@ -1,0 +1,44 @@
+"""Full synchronization: what everybody else ships, the whole adapter at every step.
+
+The learner steps with its exact gradient, and a record carries the bf16 adapter; the transition of a
+replica is "the parameters are what the record says". Log, wire, digests, workers and tools are the
+same, so that both ways of keeping workers current are compared over one path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hilosync.arithmetic import DenseBlock
+from hilosync.compress import Dense
+from hilosync.log import Log
+from hilosync.optim import Optimizer, Replace, init_state
+from hilosync.runtime import Learner, StepReport
+
+__all__ = ["FullSyncLearner"]
+
+
+class FullSyncLearner(Learner):
+    """A `Learner` whose records carry the adapter itself and whose exact optimizer step is its own."""
+
+    def __init__(
+        self, model: Any, *, optimizer: Optimizer, log: str | Log, max_grad_norm: float | None = None, **run: Any
+    ):
+        """Begins a run; arguments as for `Learner`, which has no compressor here and no error feedback."""
+        super().__init__(model, optimizer=Replace(), compressor=Dense(), log=log, feedback_decay=0.0, **run)
+        self._own_optimizer = optimizer
+        self._own_state = init_state(self.plan, optimizer, self.params)
+        self._max_grad_norm = max_grad_norm
+
+    def publish(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None = None) -> StepReport:
+        """Steps with G, then ships the parameters that it gave."""
+        if self._max_grad_norm is not None:
+            norm = float(torch.linalg.vector_norm(gradient))
+            if norm > self._max_grad_norm:
+                gradient = gradient * (self._max_grad_norm / norm)
+        exact = tuple(DenseBlock(view) for view in self.plan.views(gradient))
+        scalars = self._own_optimizer.scalars(self.version + 1, learning_rates)
+        self._own_optimizer.step(self.plan, self._own_state, exact, scalars)
+        return super().publish(self._own_state.params)
