@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient
+from hilosync.arithmetic.state import PolicyState
 from hilosync.plan import AdapterPlan
 
 __all__ = ["Optimizer", "PolicyState"]
-
-
-@dataclass
-class PolicyState:
-    """What a learner and its replicas hold at a policy version.
-
-    Attributes:
-        params: the fp32 master parameters, flat, shape (plan.size,).
-        slots: the optimizer's tensors by name (``m``, ``v``), each flat fp32 of the same shape.
-    """
-
-    params: torch.Tensor
-    slots: dict[str, torch.Tensor]
-
-    def clone(self) -> PolicyState:
-        """A deep copy."""
-        return PolicyState(self.params.clone(), {name: slot.clone() for name, slot in self.slots.items()})
 
 
 class Optimizer(Protocol):

@@ -1,0 +1,202 @@
+"""Replays an elementwise optimizer over all blocks, on one of three backends of equal bits.
+
+numpy   the executable specification, for reading and testing
+numba   decode, update and state sum fused in one pass over memory, for CPUs
+torch   torch operations, for any device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from hilosync.arithmetic import specification
+from hilosync.arithmetic.decode import materialize
+from hilosync.arithmetic.digest import state_sums
+from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock, LowRankBlock
+from hilosync.arithmetic.kernels import TILE
+from hilosync.arithmetic.state import PolicyState
+from hilosync.errors import ConfigurationError, MalformedPayload
+from hilosync.plan import AdapterPlan, Block
+
+__all__ = ["Backend", "Rule", "block_scalars", "check_gradient", "replay"]
+
+Backend = Literal["auto", "numpy", "numba", "torch"]
+
+_SMALLEST_SHARE = 1 << 18
+"""Elements per thread below which starting the thread costs more than it saves."""
+
+_EMPTY = np.zeros((0, 0), np.float32)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One optimizer's update, three times; every form takes p, the slots in name order, Ĝ and the scalars."""
+
+    specification: Callable[..., tuple[np.ndarray, ...]]
+    portable: Callable[..., tuple[torch.Tensor, ...]]
+    kernel: Callable[..., Any]
+
+
+def replay(
+    rule: Rule,
+    plan: AdapterPlan,
+    state: PolicyState,
+    gradient: DecodedGradient,
+    scalars: np.ndarray,
+    backend: Backend = "auto",
+) -> np.ndarray:
+    """Applies one step to `state` in place and returns its state sums, uint64, shape (blocks,).
+
+    Args:
+        rule: the update.
+        plan: the tensors.
+        state: parameters and slots, all on one device.
+        gradient: Ĝ, on the same device.
+        scalars: fp32, shape (groups, columns), or (1, columns) for the same scalars in every group.
+        backend: "auto" takes Numba on the CPU and torch elsewhere.
+
+    Raises:
+        MalformedPayload: a block of `gradient` does not have the plan's shape.
+        ConfigurationError: `scalars` has not one row per group, or the backend cannot serve the device.
+    """
+    check_gradient(plan, gradient)
+    rows = block_scalars(plan, scalars)
+    on_cpu = state.params.device.type == "cpu"
+    if backend == "auto":
+        backend = "numba" if on_cpu else "torch"
+    if backend == "torch":
+        _replay_torch(rule, plan, state, gradient, rows)
+        return state_sums(plan, state)
+    if not on_cpu:
+        raise ConfigurationError(f"backend {backend!r} needs the state on the CPU, it is on {state.params.device}")
+    if backend == "numpy":
+        return _replay_numpy(rule, plan, state, gradient, rows)
+    return _replay_numba(rule, plan, state, gradient, rows)
+
+
+def check_gradient(plan: AdapterPlan, gradient: DecodedGradient) -> None:
+    """Refuses a Ĝ that does not fit the plan: the kernels trust their shapes.
+
+    Raises:
+        MalformedPayload: with the block's name, the expected and the found shape.
+    """
+    if len(gradient) != len(plan.blocks):
+        raise MalformedPayload(f"expected a gradient of {len(plan.blocks)} blocks, got {len(gradient)}")
+    for block, part in zip(plan.blocks, gradient, strict=True):
+        if isinstance(part, DenseBlock):
+            fits = part.values.shape == (block.rows, block.columns)
+            found = f"values {tuple(part.values.shape)}"
+            tensors = [part.values]
+        else:
+            rank = part.left.shape[-1]
+            fits = part.left.shape == (block.rows, rank) and part.right.shape == (rank, block.columns)
+            found = f"factors {tuple(part.left.shape)} and {tuple(part.right.shape)}"
+            tensors = [part.left, part.right]
+        if not fits or any(tensor.dtype != torch.float32 for tensor in tensors):
+            raise MalformedPayload(
+                f"{block.name}: expected an fp32 gradient of {block.rows} × {block.columns}, "
+                f"got {found} of {tensors[0].dtype}"
+            )
+
+
+def block_scalars(plan: AdapterPlan, scalars: np.ndarray) -> list[np.ndarray]:
+    """The row of scalars of every block's param group.
+
+    Raises:
+        ConfigurationError: the number of rows is neither 1 nor the plan's number of groups.
+    """
+    if len(scalars) not in (1, plan.groups):
+        raise ConfigurationError(
+            f"expected scalars for 1 or {plan.groups} param groups, got {len(scalars)}: "
+            "give the optimizer one learning rate, or one per group of the plan"
+        )
+    words = np.ascontiguousarray(scalars, np.float32)
+    return [words[block.group if len(words) > 1 else 0] for block in plan.blocks]
+
+
+def _replay_numpy(
+    rule: Rule, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, rows: list[np.ndarray]
+) -> np.ndarray:
+    sums = np.zeros(len(plan.blocks), np.uint64)
+    for index, (start, block) in enumerate(zip(plan.offsets, plan.blocks, strict=False)):
+        buffers = [buffer.numpy()[start : start + block.size] for buffer in state.buffers()]
+        part = gradient[index]
+        if isinstance(part, DenseBlock):
+            g = part.values.numpy()
+        else:
+            g = specification.low_rank(part.left.numpy(), part.right.numpy(), np.float32(part.scale))
+        for buffer, updated in zip(buffers, rule.specification(*buffers, g.reshape(-1), rows[index]), strict=True):
+            buffer[:] = updated
+        sums[index] = specification.state_sum(buffers)
+    return sums
+
+
+def _replay_torch(
+    rule: Rule, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, rows: list[np.ndarray]
+) -> None:
+    for start, block, part, row in zip(plan.offsets, plan.blocks, gradient, rows, strict=False):
+        buffers = [buffer[start : start + block.size] for buffer in state.buffers()]
+        g = materialize(part).reshape(-1)
+        for buffer, updated in zip(buffers, rule.portable(*buffers, g, row.tolist()), strict=True):
+            buffer.copy_(updated)
+
+
+def _replay_numba(
+    rule: Rule, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, rows: list[np.ndarray]
+) -> np.ndarray:
+    buffers = [buffer.numpy() for buffer in state.buffers()]
+    threads = max(1, min(torch.get_num_threads(), plan.size // _SMALLEST_SHARE))
+
+    def run(share: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+        tile = np.empty(TILE, np.float32)
+        sums = []
+        for index, first, last in share:
+            start, columns = plan.offsets[index], plan.blocks[index].columns
+            factors = _factors(gradient[index])
+            sums.append((index, rule.kernel(*buffers, start, columns, first, last, *factors, rows[index], tile)))
+        return sums
+
+    shares = _shares(plan.blocks, threads)
+    if threads == 1:
+        results = [run(shares[0])]
+    else:
+        # Threads of this call only: a kept pool would not survive a fork.
+        with ThreadPoolExecutor(threads) as pool:
+            results = list(pool.map(run, shares))
+    totals = [0] * len(plan.blocks)
+    for index, part in (pair for result in results for pair in result):
+        totals[index] += part
+    return np.array([total % 2**64 for total in totals], np.uint64)
+
+
+def _factors(part: LowRankBlock | DenseBlock) -> tuple[np.ndarray, np.ndarray, np.float32, np.ndarray]:
+    """(left, right, scale, dense) as the kernels take them."""
+    if isinstance(part, DenseBlock):
+        return _EMPTY, _EMPTY, np.float32(1), part.values.contiguous().numpy()
+    return part.left.contiguous().numpy(), part.right.contiguous().numpy(), np.float32(part.scale), _EMPTY
+
+
+def _shares(blocks: Sequence[Block], threads: int) -> list[list[tuple[int, int, int]]]:
+    """Cuts the blocks' rows into `threads` runs of about equal size: (block, first row, last row)."""
+    total = sum(block.size for block in blocks)
+    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
+    taken, thread = 0, 0
+    for index, block in enumerate(blocks):
+        first = 0
+        while first < block.rows:
+            room = total * (thread + 1) // threads - taken
+            count = block.rows - first
+            if thread < threads - 1:
+                count = min(count, max(1, -(-room // block.columns)))
+            shares[thread].append((index, first, first + count))
+            taken += count * block.columns
+            first += count
+            if thread < threads - 1 and taken >= total * (thread + 1) // threads:
+                thread += 1
+    return shares

@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hilosync.arithmetic import DenseBlock, LowRankBlock
+from hilosync.arithmetic.digest import state_sums
+from hilosync.errors import ConfigurationError, MalformedPayload
+from hilosync.optim import AdamW, init_state
+from hilosync.plan import AdapterPlan, Block
+
+PLAN = AdapterPlan(
+    (
+        Block("one", 1, 1),
+        Block("wide", 3, 4099),
+        Block("tall", 257, 3, group=1),
+        Block("square", 17, 19),
+        Block("dense", 5, 7, group=1),
+    )
+)
+TRICKY = [0.0, -0.0, 1e-45, -1e-45, 1.1e-38, -3e-39, 1e-30, -1e-30, 1e-20, 1.0, -1.0, 3e4, -1e8, 3e8]
+OPTIMIZERS = [AdamW(lr=(1e-3, 3e-2), weight_decay=0.1)]
+
+
+def tricky(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Normal values with subnormals, zeros of both signs, tiny and huge values among them."""
+    values = torch.randn(shape, generator=generator)
+    chosen = torch.tensor(TRICKY)[torch.randint(len(TRICKY), shape, generator=generator)]
+    return torch.where(torch.rand(shape, generator=generator) < 0.3, chosen, values)
+
+
+def gradients(seed: int, steps: int) -> list:
+    generator = torch.Generator().manual_seed(seed)
+    result = []
+    for step in range(steps):
+        ranks = [(index * 3 + step) % 10 for index in range(4)]
+        parts = [
+            LowRankBlock(tricky((b.rows, k), generator), tricky((k, b.columns), generator), 0.75 + step)
+            for b, k in zip(PLAN.blocks, ranks, strict=False)
+        ]
+        result.append((*parts, DenseBlock(tricky((5, 7), generator))))
+    return result
+
+
+def trajectory(optimizer, steps: int = 6):
+    params = tricky((PLAN.size,), torch.Generator().manual_seed(1))
+    state = init_state(PLAN, optimizer, params)
+    sums = [
+        optimizer.step(PLAN, state, gradient, optimizer.scalars(version))
+        for version, gradient in enumerate(gradients(2, steps), start=1)
+    ]
+    return state, sums
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
+@pytest.mark.parametrize("backend", ["auto", "numba", "torch"])
+def test_every_backend_gives_the_bits_of_the_specification(optimizer, backend):
+    expected, expected_sums = trajectory(replace(optimizer, backend="numpy"))
+    found, found_sums = trajectory(replace(optimizer, backend=backend))
+    for name, a, b in zip(["params", *sorted(expected.slots)], expected.buffers(), found.buffers(), strict=True):
+        assert np.array_equal(a.numpy().view(np.uint32), b.numpy().view(np.uint32)), name
+    for a, b in zip(expected_sums, found_sums, strict=True):
+        assert a.tolist() == b.tolist()
+    assert found_sums[-1].tolist() == state_sums(PLAN, found).tolist()
+    assert all(buffer.isfinite().all() for buffer in expected.buffers())
+
+
+def test_a_gradient_of_another_shape_is_refused_before_it_is_applied():
+    optimizer = AdamW()
+    state = init_state(PLAN, optimizer, torch.zeros(PLAN.size))
+    good = gradients(0, 1)[0]
+    bad = (*good[:3], LowRankBlock(torch.ones(17, 2), torch.ones(2, 18)), good[4])
+    with pytest.raises(MalformedPayload, match="square"):
+        optimizer.step(PLAN, state, bad, optimizer.scalars(1))
+    with pytest.raises(MalformedPayload, match="5 blocks"):
+        optimizer.step(PLAN, state, good[:4], optimizer.scalars(1))
+    assert not state.params.any()
+
+
+def test_scalars_of_another_number_of_groups_are_refused():
+    optimizer = AdamW(lr=(1e-3, 1e-3, 1e-3))
+    state = init_state(PLAN, optimizer, torch.zeros(PLAN.size))
+    with pytest.raises(ConfigurationError, match="2 param groups, got 3"):
+        optimizer.step(PLAN, state, gradients(0, 1)[0], optimizer.scalars(1))
