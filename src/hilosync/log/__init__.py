@@ -1,1 +1,19 @@
-"""log."""
+"""Where a run's records, blobs and rollouts live. Knows nothing of what the bytes mean."""
+
+from hilosync.log.address import open_log, parse_address
+from hilosync.log.base import BlobStore, Delivery, Log, Mailbox, Order, StepLog
+from hilosync.log.faulty import Faults
+from hilosync.log.polling import Polling
+
+__all__ = [
+    "BlobStore",
+    "Delivery",
+    "Faults",
+    "Log",
+    "Mailbox",
+    "Order",
+    "Polling",
+    "StepLog",
+    "open_log",
+    "parse_address",
+]

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hilosync.log.polling import Polling
+
 __all__ = ["BlobStore", "Delivery", "Log", "Mailbox", "Order", "StepLog"]
 
 
@@ -17,9 +19,11 @@ class StepLog(Protocol):
     """A run's records, numbered from 0 (the genesis) without a gap.
 
     Order: record v can be appended only when v − 1 is present.
-    Idempotence: appending the same bytes again succeeds, so a lost acknowledgement is simply retried.
+    Idempotence: appending the same bytes again succeeds. After `LogUnavailable` the record may or may
+        not have been accepted, since an acknowledgement can be lost: append the same bytes again.
     Fencing: appending other bytes raises `Fenced`; that one rule stops a second learner.
-    Durability: when `append` returns, the record survives a crash of this process and of the storage.
+    Durability: when `append` returns, the record survives a crash of this process and of the machine;
+        nobody reads a record before it does.
     Listing is never relied upon: a reader asks for the next number and checks the chain itself.
     """
 
@@ -29,7 +33,7 @@ class StepLog(Protocol):
         Raises:
             Fenced: another record of this version exists; nothing was changed.
             LogUnavailable: the predecessor is missing, or the storage refused (disk full,
-                permission denied); nothing was accepted.
+                permission denied) or did not answer.
         """
         ...
 
@@ -46,6 +50,13 @@ class StepLog(Protocol):
         """The newest version present, −1 for an empty log; `at_least` is a version known to exist."""
         ...
 
+    def forget(self, before: int) -> None:
+        """Removes the records 1 to `before` − 1, except the newest; the genesis stays.
+
+        Reading a removed record raises `Truncated`. Forgetting again, or less, changes nothing.
+        """
+        ...
+
 
 class BlobStore(Protocol):
     """Content-addressed bytes: snapshots' chunks, initial adapters. Writes are idempotent."""
@@ -59,6 +70,7 @@ class BlobStore(Protocol):
 
         Raises:
             LogNotFound: there is no such blob.
+            LogUnavailable: the storage did not answer.
             MalformedRecord: the stored bytes do not have this digest.
         """
         ...
@@ -92,8 +104,13 @@ class Delivery:
 class Mailbox(Protocol):
     """Orders from the learner to whichever worker takes them, and deliveries back.
 
-    At least once: an order may be answered twice and a delivery may be collected twice; the
-    learner deduplicates by (version, batch). Nothing is delivered that was not fully written.
+    At least once: a batch may be answered twice (by the workers of two attempts) and a delivery may
+    be collected twice (by two mailbox objects); the learner deduplicates by (version, batch).
+    Nothing is delivered that was not fully written. An order whose worker died stays claimed: the
+    learner offers the next attempt. Names of workers and senders are 1 to 64 letters, digits,
+    ``.``, ``_`` and ``-``; others raise `ConfigurationError`. Every call may raise `LogUnavailable`,
+    and every call but `take` may then simply be repeated; a `take` that failed may have claimed an
+    order that its worker does not know of.
     """
 
     def offer(self, orders: Sequence[Order]) -> None:
@@ -101,11 +118,15 @@ class Mailbox(Protocol):
         ...
 
     def take(self, worker: str, wait: float = 0.0) -> Order | None:
-        """Worker: claims one offered order for itself alone, oldest version first; None if none within `wait`."""
+        """Worker: claims one offered order for itself alone; None if there is none within `wait` seconds.
+
+        The oldest version comes first, then the lowest batch. Of a batch only the newest attempt is
+        handed out.
+        """
         ...
 
     def deliver(self, delivery: Delivery) -> None:
-        """Worker: hands in the answer. Delivering the same order again changes nothing."""
+        """Worker: hands in the answer. Delivering the same order again changes nothing: the first counts."""
         ...
 
     def collect(self, version: int, wait: float = 0.0) -> list[Delivery]:
@@ -134,9 +155,18 @@ class Mailbox(Protocol):
 
 @dataclass(frozen=True)
 class Log:
-    """The three stores of one run, as `open_log(url)` returns them."""
+    """The three stores of one run, as `open_log(url)` returns them.
+
+    Attributes:
+        url: the address, scheme included.
+        steps: the records.
+        blobs: content-addressed bytes.
+        mailbox: orders, deliveries and notices; it remembers what it has collected.
+        polling: how often it pays to ask this log for news.
+    """
 
     url: str
     steps: StepLog
     blobs: BlobStore
     mailbox: Mailbox
+    polling: Polling

@@ -1,0 +1,84 @@
+"""From an address to a log: `file:runs/demo`, `memory:demo`, or a bare path such as `runs/demo`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from hilosync.errors import ConfigurationError, LogNotFound, UnknownName
+from hilosync.log.base import Log
+from hilosync.log.blobs import ObjectBlobStore
+from hilosync.log.mailbox import ObjectMailbox
+from hilosync.log.objects import Objects, file_objects, memory_objects
+from hilosync.log.polling import Polling
+from hilosync.log.steps import ObjectStepLog
+
+__all__ = ["open_log", "parse_address"]
+
+
+def _object_log(objects: Objects, polling: Polling) -> Log:
+    return Log(
+        url=objects.url,
+        steps=ObjectStepLog(objects, polling),
+        blobs=ObjectBlobStore(objects),
+        mailbox=ObjectMailbox(objects, polling),
+        polling=polling,
+    )
+
+
+# How each scheme opens what follows its colon; the second argument is `create`.
+OPENERS: dict[str, Callable[[str, bool], Log]] = {
+    "file": lambda path, create: _object_log(file_objects(path, create), Polling()),
+    "memory": lambda name, create: _object_log(memory_objects(name, create), Polling()),
+}
+
+
+def parse_address(url: str) -> tuple[str, str]:
+    """Scheme and rest of an address; one without a scheme is a path.
+
+    Raises:
+        UnknownName: no log has this scheme.
+        ConfigurationError: nothing follows the scheme.
+    """
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
+    scheme, rest = (match[1].lower(), url[match.end() :]) if match else ("file", url)
+    if scheme not in OPENERS:
+        raise UnknownName("log scheme", scheme, tuple(OPENERS))
+    if not rest.strip("/") and rest != "/":
+        raise ConfigurationError(f"log address {url!r}: expected a path or name, such as file:runs/demo")
+    return scheme, rest
+
+
+def open_log(url: str, create: bool = False, wait: float = 0.0) -> Log:
+    """Opens the log of a run.
+
+    Args:
+        url: its address; a bare path is a `file:` log.
+        create: the learner's choice: make an empty log if there is none.
+        wait: seconds to wait for the run to begin, if it is not there yet and `create` is False.
+
+    Raises:
+        ConfigurationError: the address names no known kind of log (`UnknownName`), or nothing.
+        LogNotFound: there is no run at this address: no genesis.
+        LogUnavailable: the storage refused.
+    """
+    scheme, rest = parse_address(url)
+    opener = OPENERS[scheme]
+    if create:
+        return opener(rest, True)
+    missing: list[LogNotFound] = []
+
+    def look() -> Log | None:
+        try:
+            log = opener(rest, False)
+            if log.steps.head() < 0:
+                raise LogNotFound(f"no run at {log.url}: the log is empty; start its learner, or check the address")
+            return log
+        except LogNotFound as error:
+            missing.append(error)
+            return None
+
+    log = Polling().until(look, wait)
+    if log is None:
+        raise missing[-1]
+    return log

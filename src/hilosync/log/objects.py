@@ -1,0 +1,229 @@
+"""Named objects in a store: the few operations that a log needs, over `obstore`.
+
+Everything rests on one of them: `create` is atomic, so of any number of racing creators exactly
+one wins, and nobody sees an object before it is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, MemoryStore
+
+from hilosync.errors import LogNotFound, LogUnavailable
+
+__all__ = ["FileObjects", "Objects", "file_objects", "memory_objects"]
+
+LARGEST_OBJECT = 1 << 31
+"""Bytes of an object beyond which it is not read at all."""
+
+FOLDERS = ("steps", "blobs", "orders", "claims", "rollouts", "notices", "staging")
+
+_ADVICE = {
+    errno.ENOSPC: "free some space there, or use another log",
+    errno.EDQUOT: "free some space there, or use another log",
+    errno.EFBIG: "raise the limit on file sizes, or use another log",
+    errno.EACCES: "ask for access, or use another log",
+    errno.EPERM: "ask for access, or use another log",
+    errno.EROFS: "mount it writable, or use another log",
+    errno.ENOTDIR: "a part of the path is a file: use another path",
+    errno.EEXIST: "it is a file: use another path",
+}
+
+
+class Objects:
+    """Objects of an `obstore` store whose writes are durable by themselves, or need not be.
+
+    Args:
+        store: any store with create-only writes.
+        url: the log's address, for messages.
+    """
+
+    def __init__(self, store: MemoryStore | LocalStore, url: str):
+        self._store = store
+        self.url = url
+
+    def get(self, path: str) -> bytes | None:
+        """The object's bytes, or None if there is none.
+
+        Raises:
+            LogUnavailable: the storage did not answer, or the object is absurdly large.
+        """
+        with _explained(self.url, f"read {path}"):
+            try:
+                answer = obstore.get(self._store, path)
+                size = answer.meta["size"]
+                if size > LARGEST_OBJECT:
+                    raise LogUnavailable(
+                        f"{self.url}: {path} has {size} bytes: expected at most {LARGEST_OBJECT}; "
+                        "it is no part of a log"
+                    )
+                return bytes(answer.bytes())
+            except FileNotFoundError:
+                return None
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such an object."""
+        with _explained(self.url, f"look for {path}"):
+            try:
+                obstore.head(self._store, path)
+                return True
+            except FileNotFoundError:
+                return False
+
+    def create(self, path: str, content: bytes, durable: bool = False) -> bool:
+        """Creates the object whole, or changes nothing and returns False if there is one already.
+
+        Args:
+            path: the object's name.
+            content: its bytes.
+            durable: whether it must survive a crash of the machine before it is seen by anyone.
+
+        Raises:
+            LogUnavailable: the storage refused or did not answer.
+        """
+        with _explained(self.url, f"write {path}"):
+            try:
+                obstore.put(self._store, path, content, mode="create")
+                return True
+            except AlreadyExistsError:
+                return False
+
+    def replace(self, path: str, content: bytes, durable: bool = False) -> None:
+        """Creates or overwrites the object: a reader sees the old bytes or the new.
+
+        Raises:
+            LogUnavailable: the storage refused or did not answer.
+        """
+        with _explained(self.url, f"write {path}"):
+            obstore.put(self._store, path, content)
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the objects in a folder, in no particular order."""
+        with _explained(self.url, f"list {folder}"):
+            return [
+                entry["path"].removeprefix(f"{folder}/") for page in obstore.list(self._store, folder) for entry in page
+            ]
+
+    def remove(self, path: str) -> None:
+        """Removes the object, if there is one."""
+        with _explained(self.url, f"remove {path}"), suppress(FileNotFoundError):
+            obstore.delete(self._store, path)
+
+
+class FileObjects(Objects):
+    """Objects as files below a directory; a durable one is on the disk before it has its name."""
+
+    def __init__(self, store: LocalStore, root: Path, url: str):
+        super().__init__(store, url)
+        self._root = root
+
+    def create(self, path: str, content: bytes, durable: bool = False) -> bool:
+        """See `Objects.create`."""
+        if not durable:
+            return super().create(path, content)
+        with _explained(self.url, f"write {path}"):
+            try:
+                self._write_aside(path, content, overwrite=False)
+                created = True
+            except AlreadyExistsError:
+                created = False
+            # Also when it was there before: its creator may have died between the name and the sync.
+            _sync((self._root / path).parent)
+        return created
+
+    def replace(self, path: str, content: bytes, durable: bool = False) -> None:
+        """See `Objects.replace`."""
+        if not durable:
+            return super().replace(path, content)
+        with _explained(self.url, f"write {path}"):
+            self._write_aside(path, content, overwrite=True)
+            _sync((self._root / path).parent)
+        return None
+
+    def _write_aside(self, path: str, content: bytes, overwrite: bool) -> None:
+        """Writes and syncs the bytes under a name of their own, then gives them the name `path`."""
+        staged = f"staging/{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            obstore.put(self._store, staged, content)
+            _sync(self._root / staged)
+            obstore.rename(self._store, staged, path, overwrite=overwrite)
+        except BaseException:
+            with suppress(OSError):
+                (self._root / staged).unlink(missing_ok=True)
+            raise
+
+
+_memory: dict[str, MemoryStore] = {}
+
+
+def memory_objects(name: str, create: bool) -> Objects:
+    """The objects of `memory:NAME`: one store per name and process, where learner and replica meet.
+
+    Raises:
+        LogNotFound: nobody in this process has created it, and `create` is False.
+    """
+    url = f"memory:{name}"
+    if create:
+        return Objects(_memory.setdefault(name, MemoryStore()), url)
+    if name not in _memory:
+        raise LogNotFound(f"no run at {url}: expected a learner in this process; another process needs a file: log")
+    return Objects(_memory[name], url)
+
+
+def file_objects(path: str, create: bool) -> Objects:
+    """The objects below a directory, which `create` makes with its parents.
+
+    Raises:
+        LogNotFound: there is no such directory, and `create` is False.
+        LogUnavailable: it cannot be made or opened.
+    """
+    url = f"file:{path}"
+    root = Path(path.removeprefix("//")).expanduser().absolute()
+    if not create and not root.exists():
+        raise LogNotFound(f"no run at {url}: there is no {root}; start its learner, or check the address")
+    if root.exists() and not root.is_dir():
+        raise LogUnavailable(f"{url}: cannot open it: {root} is a file; expected a directory, or a new path")
+    with _explained(url, "open it"):
+        if create:
+            for folder in FOLDERS:
+                (root / folder).mkdir(parents=True, exist_ok=True)
+            _sync(root)
+            _sync(root.parent)
+        return FileObjects(LocalStore(root), root, url)
+
+
+@contextmanager
+def _explained(url: str, doing: str) -> Iterator[None]:
+    """Turns the storage's errors into one line that says what could not be done, why and what helps."""
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise LogUnavailable(f"{url}: cannot {doing}: {_reason(error)}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: BaseException) -> str:
+    """Why the system refused, in one line, and what helps. obstore gives the number in its text only."""
+    text = str(error)
+    found = re.search(r"\(os error (\d+)\)", text)
+    number = int(found[1]) if found else getattr(error, "errno", None)
+    if number is None:
+        return text.partition("\n")[0]
+    advice = _ADVICE.get(number)
+    return f"{os.strerror(number)}; {advice}" if advice else os.strerror(number)

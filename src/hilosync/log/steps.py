@@ -1,0 +1,106 @@
+"""A step log of numbered objects that are created once: `steps/00000000000000000042`."""
+
+from __future__ import annotations
+
+from hilosync.errors import Fenced, LogUnavailable, Truncated
+from hilosync.log.objects import Objects
+from hilosync.log.polling import Polling
+
+__all__ = ["ObjectStepLog"]
+
+# The oldest version that is retained, in decimal; absent while nothing has been forgotten.
+OLDEST = "steps/oldest"
+
+
+class ObjectStepLog:
+    """`StepLog` on objects. It never lists: a version is an object's name, and one asks for the next."""
+
+    def __init__(self, objects: Objects, polling: Polling):
+        self._objects = objects
+        self._polling = polling
+        self._known = -1  # the version that this object appended last
+
+    def append(self, version: int, record: bytes) -> None:
+        """See `StepLog.append`."""
+        name = _name(version)
+        if version - 1 != self._known and not self._may_follow(version):
+            raise LogUnavailable(
+                f"{self._objects.url}: cannot append version {version}: version {version - 1} is missing; "
+                "append it first"
+            )
+        if not self._objects.create(name, record, durable=True) and self._objects.get(name) != record:
+            raise Fenced(
+                f"{self._objects.url}: another learner has written version {version}: expected none or the "
+                "same bytes; this learner must stop, or start again from the log"
+            )
+        self._known = version
+
+    def read(self, version: int, wait: float = 0.0) -> bytes | None:
+        """See `StepLog.read`."""
+        name = _name(version)
+        record = self._objects.get(name)
+        if record is not None:
+            return record
+        oldest = self._oldest()
+        if 0 < version < oldest:
+            raise Truncated(
+                f"{self._objects.url}: version {version} has been removed: expected {oldest} or newer; "
+                "start from a snapshot"
+            )
+        return self._polling.until(lambda: self._objects.get(name), wait)
+
+    def head(self, at_least: int = 0) -> int:
+        """See `StepLog.head`. It gallops to the first missing version and bisects back."""
+
+        def exists(version: int) -> bool:
+            return self._objects.exists(_name(version))
+
+        oldest = self._oldest()
+        present = max(at_least, oldest)
+        if not exists(present):
+            present = oldest
+            if not exists(present):
+                return -1
+        stride = 1
+        while exists(present + stride):
+            present += stride
+            stride *= 2
+        missing = present + stride
+        while missing - present > 1:
+            middle = (present + missing) // 2
+            if exists(middle):
+                present = middle
+            else:
+                missing = middle
+        return present
+
+    def forget(self, before: int) -> None:
+        """See `StepLog.forget`."""
+        oldest = max(1, self._oldest())
+        before = min(before, self.head(oldest))
+        if before <= oldest:
+            return
+        # The mark first: a reader that misses a record must find out why.
+        self._objects.replace(OLDEST, str(before).encode(), durable=True)
+        for version in range(oldest, before):
+            self._objects.remove(_name(version))
+
+    def _may_follow(self, version: int) -> bool:
+        exists = self._objects.exists
+        # The version itself may be there without its predecessor, once that has been forgotten.
+        return version == 0 or exists(_name(version - 1)) or exists(_name(version))
+
+    def _oldest(self) -> int:
+        mark = self._objects.get(OLDEST)
+        if mark is None:
+            return 0
+        if not mark.isdigit() or len(mark) > 20:
+            raise LogUnavailable(
+                f"{self._objects.url}: {OLDEST} is damaged: expected a version, got {mark[:20]!r}; "
+                "write the oldest version that is present into it"
+            )
+        return int(mark)
+
+
+def _name(version: int) -> str:
+    return f"steps/{version:020d}"
