@@ -37,6 +37,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "HiLo needs Python 3.11 or newer, $(PYTHON) is older: run make with PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || $(PYTHON) -m venv --without-pip .venv
+	@echo "setting up .venv from requirements.lock (some minutes, once)"
 	$(PIP) install --quiet --requirement requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
