@@ -1,1 +1,5 @@
 """The `hilo` command."""
+
+from hilosync.cli.main import main
+
+__all__ = ["main"]

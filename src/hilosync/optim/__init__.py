@@ -9,11 +9,12 @@ import torch
 from hilosync.errors import PlanMismatch, UnknownName
 from hilosync.optim.adamw import AdamW
 from hilosync.optim.base import Optimizer, PolicyState
+from hilosync.optim.replace import Replace
 from hilosync.plan import AdapterPlan
 
-__all__ = ["AdamW", "Optimizer", "PolicyState", "get_optimizer", "init_state"]
+__all__ = ["AdamW", "Optimizer", "PolicyState", "Replace", "get_optimizer", "init_state"]
 
-_OPTIMIZERS: dict[str, type[Any]] = {"adamw": AdamW}
+_OPTIMIZERS: dict[str, type[Any]] = {"adamw": AdamW, "replace": Replace}
 
 
 def get_optimizer(name: str, settings: dict[str, Any]) -> Optimizer:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hilosync.arithmetic import differing_tensors
+from hilosync.arithmetic.digest import differing_tensors
 from hilosync.errors import ChainBroken, Diverged, PlanMismatch, RunMismatch
 from hilosync.protocol.run import Run, replay
 from hilosync.wire import Record, decode_record, record_hash
@@ -94,11 +94,12 @@ class ReplicaMachine:
                 f"record {record.version} was written under configuration {record.configuration.hex()}, this "
                 f"replica runs {self.run.configuration.hex()}"
             )
-        expected = (self.run.plan.groups, len(self.run.optimizer.scalar_names))
-        if record.scalars.shape != expected or len(record.tags) != len(self.run.plan.blocks):
+        rows, names = record.scalars.shape
+        wanted = len(self.run.optimizer.scalar_names)
+        if rows not in (1, self.run.plan.groups) or names != wanted or len(record.tags) != len(self.run.plan.blocks):
             raise PlanMismatch(
-                f"record {record.version} carries scalars of shape {record.scalars.shape} and {len(record.tags)} "
-                f"tags; the plan asks for {expected} and {len(self.run.plan.blocks)}"
+                f"record {record.version} carries {names} scalars for {rows} param groups and {len(record.tags)} tags; "
+                f"the run has {wanted} scalars, {self.run.plan.groups} groups and {len(self.run.plan.blocks)} tensors"
             )
 
     def _check_chain(self, record: Record) -> None:

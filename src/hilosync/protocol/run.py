@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from hilosync.arithmetic import initial_digest, initial_parameters, next_digest, tensor_tags
+from hilosync.arithmetic import initial_parameters
+from hilosync.arithmetic.digest import initial_digest, next_digest, tensor_tags
 from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.compress import Compressor, get_compressor
 from hilosync.errors import PlanMismatch

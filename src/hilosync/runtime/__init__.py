@@ -1,5 +1,6 @@
 """Processes: what drives the protocol's machines over a log."""
 
+from hilosync.log import Delivery, Order
 from hilosync.runtime.dispatch import Dispatcher, Limits
 from hilosync.runtime.learner import Learner, StepReport
 from hilosync.runtime.presence import Heartbeat, Notice, Presence, Roll
@@ -7,11 +8,13 @@ from hilosync.runtime.replica import Replica
 from hilosync.runtime.worker import Worker
 
 __all__ = [
+    "Delivery",
     "Dispatcher",
     "Heartbeat",
     "Learner",
     "Limits",
     "Notice",
+    "Order",
     "Presence",
     "Replica",
     "Roll",
