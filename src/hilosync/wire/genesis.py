@@ -153,14 +153,14 @@ def decode_genesis(data: Buffer, limits: Limits | None = None) -> Genesis:
     view = open_frame(data, GENESIS_KIND)
     header = view[:GENESIS_HEADER_BYTES]
     flags, length, claimed = _HEADER.unpack(header)[3:]
+    if flags:
+        raise MalformedRecord(f"genesis flags {flags:#06x}: expected none; use a newer hilosync")
     start = GENESIS_HEADER_BYTES + CHECK_BYTES
     check = check_of(header)
     if view[GENESIS_HEADER_BYTES:start] != check:
         raise MalformedRecord(
             f"damaged header of a genesis: expected check {check.hex()}, got {view[GENESIS_HEADER_BYTES:start].hex()}"
         )
-    if flags:
-        raise MalformedRecord(f"genesis flags {flags:#06x}: expected none; use a newer hilosync")
     if length > limits.genesis_bytes:
         raise MalformedRecord(f"genesis: expected at most {limits.genesis_bytes} bytes of JSON, got {length}")
     if len(view) != start + length:
