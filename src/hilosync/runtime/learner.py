@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -65,6 +66,7 @@ class Learner:
         feedback_decay: float | None = None,
         base_model: str | None = None,
         task: dict[str, Any] | None = None,
+        on_gradient: Callable[[int, torch.Tensor], None] | None = None,
     ):
         """Begins a run: writes its genesis and gives the model the policy of version 0.
 
@@ -82,6 +84,7 @@ class Learner:
             feedback_decay: E ← decay·(G + E − Ĝ); None for the optimizer's default, 0 for no feedback.
             base_model: path or hub id of the base model, for workers that join.
             task: what workers need to generate, as JSON values.
+            on_gradient: called with (version, G) before every step; G must not be changed or kept.
 
         Raises:
             PlanError: the adapter has parts that cannot be synchronized or served.
@@ -123,6 +126,7 @@ class Learner:
             clip=max_grad_norm,
         )
         self.log.steps.append(0, genesis)
+        self._on_gradient = on_gradient
         self._gradient = torch.empty(plan.size)
         self._binding.serve(self._machine.state.params)
 
@@ -164,7 +168,10 @@ class Learner:
             LogUnavailable: the log did not accept the record.
         """
         start = time.perf_counter()
-        report = self.publish(self._binding.gradients(self._gradient), learning_rates)
+        gradient = self._binding.gradients(self._gradient)
+        if self._on_gradient is not None:
+            self._on_gradient(self.version + 1, gradient)
+        report = self.publish(gradient, learning_rates)
         self._binding.clear_gradients()
         return replace(report, encode_seconds=time.perf_counter() - start - report.publish_seconds)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load as load_safetensors
 
-from hilosync.errors import LogNotFound, PeerSilent
+from hilosync.errors import LogNotFound, PeerSilent, WireError
 from hilosync.log import Log, open_log
 from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
 from hilosync.protocol import ReplicaMachine, Run
@@ -109,7 +109,10 @@ class Replica:
                 break
             start = time.perf_counter()
             self.checks += 1
-            self._machine.receive(data)
+            try:
+                self._machine.receive(data)
+            except WireError as error:
+                raise type(error)(f"record {self.version + 1} of {self.log.url}: {error}") from error
             self._apply_seconds.append(time.perf_counter() - start)
             if to is None:
                 wait = 0.0
@@ -139,7 +142,7 @@ class Replica:
             directory,
             self.plan,
             state.params,
-            self.run.genesis.peft,
+            self.run.genesis.peft or {},
             metadata={
                 "hilo_run": self.run.genesis.run,
                 "hilo_version": str(self.version),

@@ -1,0 +1,5 @@
+"""`python -m hilosync` is `hilo`."""
+
+from hilosync.cli import main
+
+main()

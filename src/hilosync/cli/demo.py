@@ -1,0 +1,102 @@
+"""`hilo demo`: a learner, worker processes and one log in a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from hilosync.cli.display import summary_table
+from hilosync.cli.learn import conduct
+from hilosync.cli.options import RunOptions, run_options
+from hilosync.cli.picture import draw_learning
+from hilosync.cli.session import Summary
+from hilosync.errors import ConfigurationError
+from hilosync.log import open_log
+
+__all__ = ["command"]
+
+
+@click.command("demo")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 64), help="Worker processes to start.")
+@click.option("--out", default="runs/demo", show_default=True, type=click.Path(path_type=Path), help="Run folder.")
+@click.option("--compare", is_flag=True, help="Run it twice, with HiLo and with whole adapters, and draw both.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+@run_options
+def command(options: RunOptions, workers: int, out: Path, compare: bool, as_json: bool) -> None:
+    """Watch a real on-policy run: a learner trains a rank-64 adapter on what its workers generate.
+
+    The workers never receive the adapter, only one compressed gradient per version, and hold the
+    learner's exact bits at every version. Results: OUT/summary.json and OUT/learning.png. To see a
+    worker lost, kill one of the processes that OUT/worker-1.log names, then start it again with
+    `hilo work OUT --name worker-1`.
+    """
+    syncs = ["hilo", "full"] if compare else [options.sync]
+    folders = {sync: out.with_name(f"{out.name}-full") if compare and sync == "full" else out for sync in syncs}
+    summaries: list[Summary] = []
+    for sync, folder in folders.items():
+        _clear(folder)
+        with _workers(folder, workers, options):
+            summary = conduct(replace(options, sync=sync), open_log(f"file:{folder}", create=True))
+        (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
+        summaries.append(summary)
+    draw_learning(summaries, out / "learning.png")
+    if as_json:
+        click.echo(msgspec.json.encode(summaries if compare else summaries[0]))
+        return
+    console = Console()
+    console.print(summary_table(summaries))
+    console.print(f"{out / 'summary.json'}  {out / 'learning.png'}  (check it: hilo verify {out})", highlight=False)
+
+
+def _clear(folder: Path) -> None:
+    """Removes the run of an earlier demo, and nothing else."""
+    if not folder.exists():
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "steps").is_dir()):
+        raise ConfigurationError(f"{folder} exists and is not a run of HiLo: choose another folder with --out")
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def _workers(folder: Path, count: int, options: RunOptions) -> Iterator[None]:
+    """Starts worker processes and sees them end: by themselves if the run finished, stopped if it failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # One thread each: with two workers beside a learner more threads only get into each other's way,
+    # and rollouts repeat bit for bit only with a fixed number of threads.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(1, count + 1):
+            name = f"worker-{number}"
+            arguments = ["work", f"file:{folder}", "--name", name, "--threads", "1"]
+            arguments += ["--patience", str(options.limits.patience)]
+            with (folder / f"{name}.log").open("wb") as output:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "hilosync", *arguments], stdout=output, stderr=output, env=environment
+                    )
+                )
+        yield
+        deadline = time.monotonic() + options.limits.patience
+        for process in processes:
+            process.wait(timeout=max(1.0, deadline - time.monotonic()))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()

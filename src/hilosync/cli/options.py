@@ -1,0 +1,115 @@
+"""The options that `hilo demo` and `hilo learn` share, and the settings they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hilosync.rl.recipe import Recipe
+from hilosync.runtime import Limits
+
+__all__ = ["RunOptions", "run_options"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the learner's side of a run is asked to do.
+
+    Attributes:
+        recipe: models, task and sizes.
+        optimizer: a registered optimizer's name.
+        lr: its learning rate.
+        compressor: a registered compressor's name.
+        budget: bytes of a record: ``"1.6%"``, ``"rank 1"`` or a number.
+        sync: ``hilo`` ships compressed gradients, ``full`` the whole adapter.
+        versions: policy versions to make.
+        evaluate_every: versions between held-out evaluations.
+        problems: held-out problems of an evaluation.
+        max_grad_norm: clips the gradient; None to leave it.
+        limits: how long learner and workers wait for each other.
+        capture: folder for the gradients of every step, or None.
+    """
+
+    recipe: Recipe
+    optimizer: str
+    lr: float
+    compressor: str
+    budget: str
+    sync: str
+    versions: int
+    evaluate_every: int
+    problems: int
+    max_grad_norm: float | None
+    limits: Limits
+    capture: str | None
+
+
+DEFAULT_LEARNING_RATES = {"adamw": 1e-3, "lion": 2e-4, "sgdm": 0.3, "muon": 2e-3}
+"""Of the tiny task, by optimizer."""
+
+_SHARED = [
+    click.option("--versions", default=48, show_default=True, type=click.IntRange(1), help="Policy versions to make."),
+    click.option("--compressor", default="spar", show_default=True, help="Registered compressor."),
+    click.option(
+        "--budget",
+        default="rank 1",
+        show_default=True,
+        help="Bytes of a record, header included: '1.6%' of the bf16 adapter, 'rank 1' (of every factor) or a number.",
+    ),
+    click.option("--optimizer", default="adamw", show_default=True, help="Registered optimizer."),
+    click.option("--lr", type=float, help="Learning rate; by default one that suits the optimizer and the tiny task."),
+    click.option(
+        "--sync",
+        default="hilo",
+        show_default=True,
+        type=click.Choice(["hilo", "full"]),
+        help="Ship compressed gradients, or the whole adapter at every step.",
+    ),
+    click.option("--max-grad-norm", type=float, help="Clip the gradient to this norm before error feedback."),
+    click.option("--evaluate-every", default=8, show_default=True, type=click.IntRange(1), help="In versions."),
+    click.option("--problems", default=200, show_default=True, type=click.IntRange(1), help="Held-out problems."),
+    click.option("--student", default=Recipe().student, show_default=True, help="Tiny model, local path or hub id."),
+    click.option("--teacher", default=Recipe().teacher, show_default=True, help="Tiny model, local path or hub id."),
+    click.option("--task", default=Recipe().task, show_default=True, help="knights-compact (tiny models) or knights."),
+    click.option("--people", default=3, show_default=True, type=click.IntRange(2, 8), help="People per problem."),
+    click.option("--rank", default=64, show_default=True, type=click.IntRange(1), help="LoRA rank."),
+    click.option("--alpha", default=64, show_default=True, type=click.IntRange(1), help="LoRA alpha."),
+    click.option("--batches", default=2, show_default=True, type=click.IntRange(1), help="Orders per version."),
+    click.option("--prompts", default=8, show_default=True, type=click.IntRange(1), help="Prompts per order."),
+    click.option("--samples", default=4, show_default=True, type=click.IntRange(1), help="Completions per prompt."),
+    click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of prompts, noise and adapter."),
+    click.option("--device", default="cpu", show_default=True, help="Where learner and workers compute."),
+    click.option("--patience", default=60.0, show_default=True, help="Seconds without a worker before giving up."),
+    click.option("--capture-gradients", "capture", type=click.Path(file_okay=False), help="Save all gradients."),
+]
+
+_RECIPE = tuple(name for name in Recipe.__struct_fields__ if name not in ("objective", "temperature"))
+
+
+def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the shared options; the command receives one `options: RunOptions` and its own arguments."""
+
+    def call(**given: Any) -> Any:
+        recipe = Recipe(**{name: given.pop(name) for name in _RECIPE})
+        lr = given.pop("lr")
+        optimizer = given["optimizer"]
+        options = RunOptions(
+            recipe=recipe,
+            lr=DEFAULT_LEARNING_RATES.get(optimizer, 1e-3) if lr is None else lr,
+            limits=Limits(patience=given.pop("patience")),
+            **{name: given.pop(name) for name in _OWN},
+        )
+        return function(options=options, **given)
+
+    call.__doc__ = function.__doc__
+    call.__name__ = function.__name__
+    decorated: Any = call
+    for option in reversed(_SHARED):
+        decorated = option(decorated)
+    return decorated
+
+
+_OWN = tuple(name for name in RunOptions.__dataclass_fields__ if name not in ("recipe", "lr", "limits"))

@@ -1,0 +1,203 @@
+"""The learner's side of a run, from options to a summary; what it shows is up to the caller."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hilosync.baselines import FullSyncLearner
+from hilosync.bench.capture import capture_to
+from hilosync.cli.options import RunOptions
+from hilosync.compress import get_compressor
+from hilosync.log import Log
+from hilosync.optim import get_optimizer
+from hilosync.plan import bind
+from hilosync.rl.evaluation import Evaluation
+from hilosync.rl.lockstep import Progress, lockstep
+from hilosync.runtime import Dispatcher, Heartbeat, Learner, Notice, Roll
+
+__all__ = ["Session", "Summary"]
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """Held-out results by version."""
+
+    version: list[int]
+    pass_at_1: list[float]
+    pass_at_4: list[float]
+    megabytes: list[float]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to; `summary.json`.
+
+    Attributes:
+        versions: policy versions made.
+        workers: workers that took part.
+        budget: largest bytes of a record.
+        budget_given: the budget as it was asked for.
+        adapter_bytes: bytes of the bf16 adapter.
+        ratio: median record bytes over adapter bytes.
+        pass_at_1, pass_at_4: held-out, at the first and the last version.
+        digest_checks, digest_mismatches: over all workers.
+        reissued: orders offered again because a worker was lost.
+        curve: the held-out results on the way.
+    """
+
+    sync: str
+    compressor: str
+    optimizer: str
+    versions: int
+    workers: int
+    budget: int
+    budget_given: str
+    adapter_bytes: int
+    record_bytes_median: int
+    record_bytes_max: int
+    ratio: float
+    pass_at_1: dict[str, float]
+    pass_at_4: dict[str, float]
+    digest_checks: int
+    digest_mismatches: int
+    reissued: int
+    encode_ms_median: float
+    apply_ms_median: float
+    seconds: float
+    seed: int
+    final_version: int
+    final_digest: str
+    worker_versions: dict[str, int]
+    curve: Curve
+
+
+class Session:
+    """Begins a run on a log and makes its versions.
+
+    Attributes:
+        learner: the learner; it has published nothing yet.
+    """
+
+    def __init__(self, options: RunOptions, log: Log):
+        """Loads the models and writes the genesis.
+
+        Raises:
+            ConfigurationError: an unknown name, a budget too small, a missing model; nothing was written.
+        """
+        self.options = options
+        optimizer = get_optimizer(options.optimizer, {"lr": options.lr})
+        self._compressor = get_compressor(
+            options.compressor, {} if options.compressor == "dense" else {"budget": options.budget}
+        )
+        engine = options.recipe.engine()
+        self._trainer = options.recipe.trainer(engine)
+        capture = options.capture
+        shared: dict[str, Any] = {
+            "optimizer": optimizer,
+            "log": log,
+            "seed": options.recipe.seed,
+            "max_grad_norm": options.max_grad_norm,
+            "base_model": options.recipe.student,
+            "task": options.recipe.to_json(),
+            "on_gradient": None if capture is None else capture_to(capture, bind(engine.model).plan),
+        }
+        if options.sync == "full":
+            self.learner: Learner = FullSyncLearner(engine.model, **shared)
+        else:
+            self.learner = Learner(engine.model, compressor=self._compressor, **shared)
+        self._dispatcher = Dispatcher(log.mailbox, options.limits)
+
+    def run(self, show: Callable[[Progress, Roll], None], watch: Callable[[Roll], None]) -> Summary:
+        """Makes all versions and waits until every living worker holds the last one.
+
+        Args:
+            show: called at every version.
+            watch: called now and then while waiting for rollouts.
+
+        Raises:
+            PeerSilent: no worker lives.
+        """
+        options, learner = self.options, self.learner
+        started = time.perf_counter()
+        history: list[Progress] = []
+        notice = Notice(sender="learner", incarnation=f"learner-{os.urandom(4).hex()}", beat=0, state="serving")
+
+        def collect(version: int) -> list[bytes]:
+            heartbeat.update(version=version, digest=learner.digest.hex())
+            deliveries = self._dispatcher.collect(version, options.recipe.batches, watch)
+            return [delivery.content for delivery in deliveries]
+
+        with Heartbeat(learner.log.mailbox, notice) as heartbeat:
+            for progress in lockstep(
+                learner,
+                self._trainer,
+                collect,
+                versions=options.versions,
+                evaluate_every=options.evaluate_every,
+                problems=options.problems,
+            ):
+                history.append(progress)
+                show(progress, self._dispatcher.presence.look())
+            heartbeat.update(state="finished", version=learner.version, digest=learner.digest.hex())
+            roll = self._farewell(watch)
+        return self._summary(history, roll, time.perf_counter() - started)
+
+    def _farewell(self, watch: Callable[[Roll], None]) -> Roll:
+        """Waits until no living worker is still on its way to the last version."""
+        deadline = time.monotonic() + self.options.limits.patience
+        while True:
+            roll = self._dispatcher.presence.look()
+            watch(roll)
+            waiting = [w for w in roll.workers() if roll.alive(w.incarnation, self.options.limits.silence)]
+            if not waiting or time.monotonic() > deadline:
+                return roll
+            time.sleep(0.05)
+
+    def _summary(self, history: list[Progress], roll: Roll, seconds: float) -> Summary:
+        options, learner = self.options, self.learner
+        steps = [progress.step for progress in history if progress.step is not None]
+        sizes = [step.record_bytes for step in steps]
+        evaluated = [(p.version, p.evaluation) for p in history if p.evaluation is not None]
+        first, last = evaluated[0][1], evaluated[-1][1]
+        workers = roll.workers()
+        median = int(statistics.median(sizes))
+        applied = [worker.apply_seconds for worker in workers if worker.checks]
+        return Summary(
+            sync=options.sync,
+            compressor="bf16 adapter" if options.sync == "full" else options.compressor,
+            optimizer=options.optimizer,
+            versions=len(steps),
+            workers=len(workers),
+            budget=learner.run.record_limit,
+            budget_given="none" if learner.run.genesis.budget is None else options.budget,
+            adapter_bytes=learner.plan.adapter_bytes,
+            record_bytes_median=median,
+            record_bytes_max=max(sizes),
+            ratio=median / learner.plan.adapter_bytes,
+            pass_at_1={"start": first.pass_at_1, "end": last.pass_at_1},
+            pass_at_4={"start": first.pass_at_4, "end": last.pass_at_4},
+            digest_checks=sum(worker.checks for worker in workers),
+            digest_mismatches=sum(worker.mismatches for worker in workers),
+            reissued=self._dispatcher.reissued,
+            encode_ms_median=1e3 * statistics.median(step.encode_seconds for step in steps),
+            apply_ms_median=1e3 * statistics.median(applied) if applied else 0.0,
+            seconds=seconds,
+            seed=options.recipe.seed,
+            final_version=learner.version,
+            final_digest=learner.digest.hex(),
+            worker_versions={worker.sender: worker.version for worker in workers},
+            curve=_curve(evaluated, sizes),
+        )
+
+
+def _curve(evaluated: list[tuple[int, Evaluation]], sizes: list[int]) -> Curve:
+    return Curve(
+        version=[version for version, _ in evaluated],
+        pass_at_1=[result.pass_at_1 for _, result in evaluated],
+        pass_at_4=[result.pass_at_4 for _, result in evaluated],
+        megabytes=[sum(sizes[:version]) / 1e6 for version, _ in evaluated],
+    )

@@ -1,0 +1,50 @@
+"""`hilo work`: one worker of a run, on its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from hilosync.log import open_log
+from hilosync.rl.recipe import Recipe
+from hilosync.rl.serving import answer_with
+from hilosync.runtime import Limits, Notice, Replica, Worker
+
+__all__ = ["command"]
+
+
+@click.command("work")
+@click.argument("log")
+@click.option("--name", help="Name of this worker; by default one made of the process id.")
+@click.option("--wait", default=300.0, show_default=True, help="Seconds to wait for the run to begin.")
+@click.option("--patience", default=60.0, show_default=True, help="Seconds of silence after which the learner is gone.")
+@click.option("--threads", type=click.IntRange(1), help="Threads to compute with; by default what torch chooses.")
+@click.option("--device", help="Where to compute; by default what the run's recipe says.")
+def command(log: str, name: str | None, wait: float, patience: float, threads: int | None, device: str | None) -> None:
+    """Run one worker: follow LOG, generate rollouts for its learner until the run is finished."""
+    import msgspec
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    name = name or f"worker-{os.getpid()}"
+    replica = Replica.join(open_log(log, wait=wait))
+    recipe = Recipe.from_json(replica.run.genesis.task)
+    if device is not None:
+        recipe = msgspec.structs.replace(recipe, device=device)
+    engine = recipe.engine()
+    worker = Worker(replica, name, answer_with(engine, name), Limits(patience=patience))
+    click.echo(f"{name}: process {os.getpid()} serves {replica.log.url}", err=True)
+
+    def watch(notice: Notice) -> None:
+        click.echo(
+            f"{name}: version {notice.version} digest {notice.digest[:12]} checks {notice.checks} "
+            f"apply {1e3 * notice.apply_seconds:.1f} ms",
+            err=True,
+        )
+
+    version = worker.run(watch)
+    click.echo(f"{name}: finished at version {version}, digest {replica.digest.hex()[:16]}, {worker.answered} batches")
+    sys.stdout.flush()
