@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations": RUN | {"rl"},
     "bench": RUN | {"rl", "baselines", "sim", "federated", "integrations", PACKAGE},
     "cli": RUN | {"rl", "baselines", "sim", "federated", "integrations", "bench", PACKAGE},
+    "__main__": {"cli"},
 }
 
 WORLD = {

@@ -24,22 +24,22 @@ def listed_names(tree: ast.Module) -> list[str] | None:
 
 
 def public_names(tree: ast.Module, is_package: bool) -> set[str]:
-    """Names without an underscore that the module defines; a package also re-exports what it imports of HiLo."""
+    """Names without an underscore that the module defines, type variables aside.
+
+    A package also re-exports what it imports of HiLo and makes no use of itself.
+    """
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-        elif isinstance(node, ast.Assign):
+        elif isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
             targets = [name for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
             names.update(target.id for target in targets if isinstance(target.ctx, ast.Store))
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
-        elif (
-            is_package
-            and isinstance(node, ast.ImportFrom)
-            and (node.level or (node.module or "").startswith("hilosync"))
-        ):
-            names.update(alias.asname or alias.name for alias in node.names)
+        elif is_package and isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith("hilosync.")):
+            names.update({alias.asname or alias.name for alias in node.names} - used)
     return {name for name in names if not name.startswith("_")}
 
 
