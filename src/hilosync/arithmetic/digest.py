@@ -18,7 +18,7 @@ import torch
 import xxhash
 from blake3 import blake3
 
-from hilosync.arithmetic.specification import BUFFER_MASKS, WEIGHT
+from hilosync.arithmetic.specification import WEIGHT, buffer_weight
 from hilosync.arithmetic.state import PolicyState
 from hilosync.plan import AdapterPlan
 
@@ -44,17 +44,18 @@ def state_sums(plan: AdapterPlan, state: PolicyState) -> np.ndarray:
     It is the torch form of `specification.state_sum`; int64 wraps modulo 2⁶⁴ like uint64.
     """
     device = state.params.device
-    sums = torch.zeros(len(plan.blocks), dtype=torch.int64, device=device)
     buffers = [buffer.view(torch.int32) for buffer in state.buffers()]
+    parts = torch.zeros(len(buffers), len(plan.blocks), dtype=torch.int64, device=device)
     for index, (start, block) in enumerate(zip(plan.offsets, plan.blocks, strict=False)):
         for first in range(0, block.size, _CHUNK):
             last = min(first + _CHUNK, block.size)
             position = torch.arange(first, last, dtype=torch.int64, device=device)
-            odd = ((2 * position + 1) * WEIGHT) & 0xFFFFFFFF
-            for buffer, mask in zip(buffers, BUFFER_MASKS, strict=False):
+            weights = ((2 * position + 1) * WEIGHT) & 0xFFFFFFFF
+            for part, buffer in zip(parts, buffers, strict=True):
                 bits = buffer[start + first : start + last].to(torch.int64) & 0xFFFFFFFF
-                sums[index] += (bits * (odd ^ mask)).sum()
-    return sums.cpu().numpy().view(np.uint64)
+                part[index] += (bits * weights).sum()
+    factors = np.array([buffer_weight(index) for index in range(len(buffers))], np.uint64)
+    return (factors[:, None] * parts.cpu().numpy().view(np.uint64)).sum(axis=0, dtype=np.uint64)
 
 
 def tensor_tags(sums: np.ndarray) -> np.ndarray:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["adamw", "low_rank", "state_sum", "weights"]
+__all__ = ["BUFFER_WEIGHT", "WEIGHT", "adamw", "buffer_weight", "low_rank", "state_sum", "weights"]
 
 WEIGHT = 0x9E3779B1
 """Odd multiplier of the position weights: ⌊2³²/φ⌋, as in Fibonacci hashing."""
 
-BUFFER_MASKS = (0x00000000, 0x7FEB352C, 0x846CA68A, 0x31848BAA, 0x68E31DA4, 0xB5297A4C, 0x1B56C4E8, 0x2C1B3C6C)
-"""Even words that tell the parameters (first) from the slots (in the order of their names)."""
+BUFFER_WEIGHT = 0x9E3779B97F4A7C15
+"""Odd multiplier of the buffer weights: ⌊2⁶⁴/φ⌋."""
 
 
 def low_rank(left: np.ndarray, right: np.ndarray, scale: np.float32) -> np.ndarray:
@@ -42,22 +42,29 @@ def adamw(p: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, s: np.ndar
     return p, m, v
 
 
-def weights(count: int, buffer: int) -> np.ndarray:
-    """Odd 32-bit weights of the positions 0 … count − 1 of a block, as uint64.
+def weights(count: int) -> np.ndarray:
+    """Weights w(i) = (2i + 1) · WEIGHT mod 2³² of the positions 0 … count − 1 of a block, as uint64.
 
-    w(i) = ((2i + 1) · WEIGHT mod 2³²) xor mask. Within a buffer all weights of a block of up to 2³¹
-    elements differ, and at one position all buffers differ: exchanging two unequal words
-    there always changes the sum, since (a − b)(wᵢ − wⱼ) is below 2⁶⁴ and not 0.
+    They are odd, and all different for up to 2³¹ elements.
     """
-    position = np.arange(count, dtype=np.uint64)
-    odd = (np.uint64(2) * position + np.uint64(1)) * np.uint64(WEIGHT) & np.uint64(0xFFFFFFFF)
-    return odd ^ np.uint64(BUFFER_MASKS[buffer])
+    odd = np.uint64(2) * np.arange(count, dtype=np.uint64) + np.uint64(1)
+    return odd * np.uint64(WEIGHT) & np.uint64(0xFFFFFFFF)
+
+
+def buffer_weight(buffer: int) -> int:
+    """c(s) = 1 + 2s · BUFFER_WEIGHT mod 2⁶⁴, odd: tells the parameters (s = 0) from the slots."""
+    return (1 + 2 * buffer * BUFFER_WEIGHT) % 2**64
 
 
 def state_sum(buffers: list[np.ndarray]) -> np.uint64:
-    """Σ over buffers and positions of bits · weight mod 2⁶⁴, for one block's flat fp32 buffers."""
+    """Σ_s c(s) Σ_i w(i) bits(s, i) mod 2⁶⁴ of one block; `buffers` are flat fp32: parameters, slots by name.
+
+    Any order of summation gives the same word. One changed word always changes the sum, since the
+    weights are odd. So does an exchange of two unequal words a, b between two positions of a buffer,
+    as (a − b)(wᵢ − wⱼ) is below 2⁶⁴ and not 0, or between two buffers at one position.
+    """
     total = 0
     for index, buffer in enumerate(buffers):
         bits = buffer.view(np.uint32).astype(np.uint64)
-        total += int(np.sum(bits * weights(buffer.size, index), dtype=np.uint64))
+        total += buffer_weight(index) * int(np.sum(bits * weights(buffer.size), dtype=np.uint64))
     return np.uint64(total % 2**64)

@@ -19,7 +19,6 @@ from hilosync.arithmetic import specification
 from hilosync.arithmetic.decode import materialize
 from hilosync.arithmetic.digest import state_sums
 from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock, LowRankBlock
-from hilosync.arithmetic.kernels import TILE
 from hilosync.arithmetic.state import PolicyState
 from hilosync.errors import ConfigurationError, MalformedPayload
 from hilosync.plan import AdapterPlan, Block
@@ -31,7 +30,7 @@ Backend = Literal["auto", "numpy", "numba", "torch"]
 _SMALLEST_SHARE = 1 << 18
 """Elements per thread below which starting the thread costs more than it saves."""
 
-_EMPTY = np.zeros((0, 0), np.float32)
+_EMPTY = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -154,12 +153,11 @@ def _replay_numba(
     threads = max(1, min(torch.get_num_threads(), plan.size // _SMALLEST_SHARE))
 
     def run(share: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        tile = np.empty(TILE, np.float32)
         sums = []
         for index, first, last in share:
             start, columns = plan.offsets[index], plan.blocks[index].columns
             factors = _factors(gradient[index])
-            sums.append((index, rule.kernel(*buffers, start, columns, first, last, *factors, rows[index], tile)))
+            sums.append((index, rule.kernel(*buffers, start, columns, first, last, *factors, rows[index])))
         return sums
 
     shares = _shares(plan.blocks, threads)
@@ -175,11 +173,14 @@ def _replay_numba(
     return np.array([total % 2**64 for total in totals], np.uint64)
 
 
-def _factors(part: LowRankBlock | DenseBlock) -> tuple[np.ndarray, np.ndarray, np.float32, np.ndarray]:
-    """(left, right, scale, dense) as the kernels take them."""
+def _factors(
+    part: LowRankBlock | DenseBlock,
+) -> tuple[np.ndarray, np.ndarray, int, np.float32, np.ndarray]:
+    """(left, right, rank, scale, dense) as the kernels take them, all flat."""
     if isinstance(part, DenseBlock):
-        return _EMPTY, _EMPTY, np.float32(1), part.values.contiguous().numpy()
-    return part.left.contiguous().numpy(), part.right.contiguous().numpy(), np.float32(part.scale), _EMPTY
+        return _EMPTY, _EMPTY, 0, np.float32(1), part.values.numpy().reshape(-1)
+    left, right = part.left.numpy(), part.right.numpy()
+    return left.reshape(-1), right.reshape(-1), left.shape[1], np.float32(part.scale), _EMPTY
 
 
 def _shares(blocks: Sequence[Block], threads: int) -> list[list[tuple[int, int, int]]]:

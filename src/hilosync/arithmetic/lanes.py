@@ -1,0 +1,230 @@
+"""Eight fp32 numbers as one Numba value, so that a kernel's text fixes its vector instructions.
+
+LLVM's loop vectorizer takes half the vector width as soon as a loop also sums 64-bit words, which
+costs more than the sums. Here `Lanes` is `<8 x float>` and `Words` is `<4 x i64>`: operators on
+`Lanes` are plain fadd, fsub, fmul and fdiv without any fast-math flag, so each is rounded by itself,
+and LLVM lowers them to whatever the CPU has (two halves on SSE and NEON).
+
+A kernel's update is written once and compiled twice: for `Lanes`, and for fp32 scalars at the end of
+a row.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, models, overload, register_model
+
+__all__ = [
+    "LANES",
+    "advance",
+    "broadcast",
+    "load",
+    "position_words",
+    "root",
+    "splat",
+    "store",
+    "total",
+    "weigh",
+]
+
+_intrinsic: Any = intrinsic
+"""Its result is called without the typing context that its definition takes."""
+
+LANES = 8
+"""Numbers in a `Lanes` value."""
+
+_F32 = ir.FloatType()
+_I64 = ir.IntType(64)
+_V8 = ir.VectorType(_F32, LANES)
+_W4 = ir.VectorType(_I64, LANES // 2)
+
+
+class _LanesType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name="Lanes")
+
+
+class _WordsType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name="Words")
+
+
+_lanes = _LanesType()
+_words = _WordsType()
+
+
+@register_model(_LanesType)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, _V8)
+
+
+@register_model(_WordsType)
+class _WordsModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, _W4)
+
+
+def _constant(*values: int) -> ir.Constant:
+    return ir.Constant(_W4, list(values))
+
+
+_LOW = _constant(*[0xFFFFFFFF] * 4)
+
+
+def _splat(builder, scalar, kind):
+    empty = ir.Constant(kind, ir.Undefined)
+    single = builder.insert_element(empty, scalar, ir.Constant(ir.IntType(32), 0))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [0] * kind.count)
+    return builder.shuffle_vector(single, empty, mask)
+
+
+def _pointer(context, builder, signature, array, index, kind):
+    data = context.make_array(signature.args[0])(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
+
+
+def _binary(emit):
+    @_intrinsic
+    def operation(typing, a, b):
+        def codegen(context, builder, signature, arguments):
+            return getattr(builder, emit)(*arguments)
+
+        return _lanes(_lanes, _lanes), codegen
+
+    def overloaded(a, b):
+        if isinstance(a, _LanesType) and isinstance(b, _LanesType):
+            return lambda a, b: operation(a, b)
+        return None
+
+    return overloaded
+
+
+for _operator, _emit in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
+    overload(_operator)(_binary(_emit))
+
+
+@_intrinsic
+def splat(typing, scalar):
+    """The fp32 scalar in every lane."""
+
+    def codegen(context, builder, signature, arguments):
+        return _splat(builder, arguments[0], _V8)
+
+    return _lanes(types.float32), codegen
+
+
+@_intrinsic
+def broadcast(typing, array, index):
+    """array[index] of a contiguous fp32 array in every lane."""
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], _F32)
+        return _splat(builder, builder.load(pointer), _V8)
+
+    return _lanes(array, types.intp), codegen
+
+
+@_intrinsic
+def load(typing, array, index):
+    """array[index : index + 8] of a contiguous fp32 array."""
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], _V8)
+        return builder.load(pointer, align=4)
+
+    return _lanes(array, types.intp), codegen
+
+
+@_intrinsic
+def store(typing, array, index, lanes):
+    """array[index : index + 8] = lanes."""
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], _V8)
+        builder.store(arguments[2], pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, _lanes), codegen
+
+
+@_intrinsic
+def _lanes_root(typing, lanes):
+    def codegen(context, builder, signature, arguments):
+        kind = ir.FunctionType(_V8, [_V8])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.v8f32")
+        return builder.call(function, arguments)
+
+    return _lanes(_lanes), codegen
+
+
+def root(x):
+    """The correctly rounded square root of `Lanes` or a scalar."""
+    raise NotImplementedError
+
+
+@overload(root)
+def _root(x):
+    if isinstance(x, _LanesType):
+        return lambda x: _lanes_root(x)
+    return lambda x: math.sqrt(x)
+
+
+@_intrinsic
+def position_words(typing, origin, stride):
+    """(even, odd): Words of origin + n·stride for n = 0, 2, 4, 6 and n = 1, 3, 5, 7."""
+
+    def codegen(context, builder, signature, arguments):
+        origin, stride = (_splat(builder, argument, _W4) for argument in arguments)
+        words = [builder.add(origin, builder.mul(stride, _constant(*steps))) for steps in ((0, 2, 4, 6), (1, 3, 5, 7))]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    return types.UniTuple(_words, 2)(types.uint64, types.uint64), codegen
+
+
+@_intrinsic
+def advance(typing, words, stride):
+    """words + stride in every word, modulo 2⁶⁴."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.add(arguments[0], _splat(builder, arguments[1], _W4))
+
+    return _words(_words, types.uint64), codegen
+
+
+@_intrinsic
+def weigh(typing, sums, lanes, even, odd):
+    """sums + bits · weight: even lanes by the low halves of `even`, odd lanes by those of `odd`.
+
+    Multiplying 32-bit halves of 64-bit words needs no widening shuffle (pmuludq).
+    """
+
+    def codegen(context, builder, signature, arguments):
+        sums, lanes, even, odd = arguments
+        pairs = builder.bitcast(lanes, _W4)
+        low = builder.mul(builder.and_(pairs, _LOW), builder.and_(even, _LOW))
+        high = builder.mul(builder.lshr(pairs, _constant(*[32] * 4)), builder.and_(odd, _LOW))
+        return builder.add(sums, builder.add(low, high))
+
+    return _words(_words, _lanes, _words, _words), codegen
+
+
+@_intrinsic
+def total(typing, words):
+    """The sum of the words modulo 2⁶⁴."""
+
+    def codegen(context, builder, signature, arguments):
+        parts = [builder.extract_element(arguments[0], ir.Constant(ir.IntType(32), n)) for n in range(4)]
+        return builder.add(builder.add(parts[0], parts[1]), builder.add(parts[2], parts[3]))
+
+    return types.uint64(_words), codegen

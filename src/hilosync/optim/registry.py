@@ -1,0 +1,47 @@
+"""Optimizers by name, and the state they start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hilosync.errors import PlanMismatch, UnknownName
+from hilosync.optim.adamw import AdamW
+from hilosync.optim.base import Optimizer, PolicyState
+from hilosync.optim.replace import Replace
+from hilosync.plan import AdapterPlan
+
+__all__ = ["get_optimizer", "init_state"]
+
+_OPTIMIZERS: dict[str, type[Any]] = {"adamw": AdamW, "replace": Replace}
+
+
+def get_optimizer(name: str, settings: dict[str, Any]) -> Optimizer:
+    """The optimizer of this name, with the settings that a run's genesis carries.
+
+    Raises:
+        UnknownName: there is no optimizer of this name, or it has no such setting.
+    """
+    if name not in _OPTIMIZERS:
+        raise UnknownName("optimizer", name, list(_OPTIMIZERS))
+    kind = _OPTIMIZERS[name]
+    known = list(kind.__dataclass_fields__)
+    for setting in settings:
+        if setting not in known:
+            raise UnknownName(f"setting of optimizer {name}", setting, known)
+    return kind(**settings)
+
+
+def init_state(plan: AdapterPlan, optimizer: Optimizer, params: torch.Tensor) -> PolicyState:
+    """The state at version 0: a copy of `params` (flat fp32, plan order) and slots of zeros beside it.
+
+    Raises:
+        PlanMismatch: `params` is not a flat fp32 buffer of the plan's size.
+    """
+    if params.shape != (plan.size,) or params.dtype != torch.float32:
+        raise PlanMismatch(
+            f"expected flat fp32 parameters of {plan.size} elements, got shape {tuple(params.shape)} of {params.dtype}"
+        )
+    flat = params.detach().clone().contiguous()
+    return PolicyState(flat, {name: torch.zeros_like(flat) for name in optimizer.slots})
