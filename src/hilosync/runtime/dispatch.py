@@ -69,12 +69,13 @@ class Dispatcher:
             if watch is not None:
                 watch(roll)
             now = self._clock()
-            if any(roll.silence(worker.sender) <= self.limits.silence for worker in roll.workers()):
+            if any(roll.alive(worker.incarnation, self.limits.silence) for worker in roll.workers()):
                 alive_at = now
             elif now - alive_at > self.limits.patience:
+                last_words = "".join(f"; {w.sender} failed: {w.detail}" for w in roll.workers() if w.state == "failed")
                 raise PeerSilent(
                     f"no worker has been heard for {self.limits.patience:.0f} s and {batches - len(collected)} of "
-                    f"{batches} batches of version {version} are missing: start one with `hilo work LOG`"
+                    f"{batches} batches of version {version} are missing: start one with `hilo work LOG`{last_words}"
                 )
             if len(collected) < batches:
                 self._offer_again(version, newest, issued_at, set(collected), roll, now)
