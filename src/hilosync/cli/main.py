@@ -15,7 +15,7 @@ from rich.console import Console
 
 from hilosync.errors import HiLoError
 
-__all__ = ["main"]
+__all__ = ["hilo", "main"]
 
 _COMMANDS = {
     "bench": "Measure: replay, codecs, learning.",

@@ -47,7 +47,7 @@ class RunOptions:
     capture: str | None
 
 
-DEFAULT_LEARNING_RATES = {"adamw": 1e-3, "lion": 2e-4, "sgdm": 0.3, "muon": 2e-3}
+_DEFAULT_LEARNING_RATES = {"adamw": 1e-3, "lion": 2e-4, "sgdm": 0.3, "muon": 2e-3}
 """Of the tiny task, by optimizer."""
 
 _SHARED = [
@@ -98,7 +98,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         optimizer = given["optimizer"]
         options = RunOptions(
             recipe=recipe,
-            lr=DEFAULT_LEARNING_RATES.get(optimizer, 1e-3) if lr is None else lr,
+            lr=_DEFAULT_LEARNING_RATES.get(optimizer, 1e-3) if lr is None else lr,
             limits=Limits(patience=given.pop("patience")),
             **{name: given.pop(name) for name in _OWN},
         )

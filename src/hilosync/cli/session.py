@@ -24,7 +24,7 @@ from hilosync.runtime import Dispatcher, Heartbeat, Learner, Notice, Roll
 __all__ = ["Session", "Summary"]
 
 
-class Curve(msgspec.Struct, frozen=True):
+class _Curve(msgspec.Struct, frozen=True):
     """Held-out results by version."""
 
     version: list[int]
@@ -72,7 +72,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     final_version: int
     final_digest: str
     worker_versions: dict[str, int]
-    curve: Curve
+    curve: _Curve
 
 
 class Session:
@@ -194,8 +194,8 @@ class Session:
         )
 
 
-def _curve(evaluated: list[tuple[int, Evaluation]], sizes: list[int]) -> Curve:
-    return Curve(
+def _curve(evaluated: list[tuple[int, Evaluation]], sizes: list[int]) -> _Curve:
+    return _Curve(
         version=[version for version, _ in evaluated],
         pass_at_1=[result.pass_at_1 for _, result in evaluated],
         pass_at_4=[result.pass_at_4 for _, result in evaluated],

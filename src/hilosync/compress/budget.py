@@ -22,10 +22,10 @@ __all__ = ["UNLIMITED", "budget_bytes"]
 UNLIMITED = sys.maxsize
 """Bytes of a budget that is no limit."""
 
-NUMBER = r"(\d+(?:\.\d+)?)"
-FRACTION = re.compile(NUMBER + r"\s*%")
-RANK = re.compile(r"rank\s+" + NUMBER)
-BYTES = re.compile(r"\d+")
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_FRACTION = re.compile(_NUMBER + r"\s*%")
+_RANK = re.compile(r"rank\s+" + _NUMBER)
+_BYTES = re.compile(r"\d+")
 
 
 def budget_bytes(budget: str | int | None, plan: AdapterPlan) -> int:
@@ -43,11 +43,11 @@ def budget_bytes(budget: str | int | None, plan: AdapterPlan) -> int:
         return UNLIMITED
     if isinstance(budget, str):
         text = budget.strip()
-        if match := FRACTION.fullmatch(text):
+        if match := _FRACTION.fullmatch(text):
             size = math.floor(float(match[1]) / 100 * plan.adapter_bytes)
-        elif match := RANK.fullmatch(text):
+        elif match := _RANK.fullmatch(text):
             size = math.floor(float(match[1]) * plan.one_rank_bytes())
-        elif BYTES.fullmatch(text):
+        elif _BYTES.fullmatch(text):
             size = int(text)
         else:
             raise _unreadable(budget)

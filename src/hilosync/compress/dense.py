@@ -19,7 +19,7 @@ from hilosync.plan import AdapterPlan
 
 __all__ = ["Dense"]
 
-KIND = 0
+_KIND = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Dense:
                 "take another compressor or no budget"
             )
         require_finite(plan, gradient)
-        return seal(KIND, bf16_bytes(gradient)), None
+        return seal(_KIND, bf16_bytes(gradient)), None
 
     def decode(self, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:
         """Reads the elements; see `Compressor.decode`."""
@@ -69,7 +69,7 @@ class Dense:
         ]
 
     def _body(self, plan: AdapterPlan, payload: bytes | memoryview) -> memoryview:
-        body = unseal(KIND, payload)
+        body = unseal(_KIND, payload)
         if len(body) != 2 * plan.size:
             raise MalformedPayload(f"expected a body of {2 * plan.size} bytes, got {len(body)}")
         return body

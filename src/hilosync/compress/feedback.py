@@ -25,16 +25,16 @@ from hilosync.plan import AdapterPlan
 
 __all__ = ["accumulate", "default_decay", "reference_residual", "retain"]
 
-DEFAULT_DECAY = {"adamw": 1.0}
+_DEFAULT_DECAY = {"adamw": 1.0}
 """AdamW divides by its own second moment, which absorbs what E returns in a burst."""
 
-CAUTIOUS_DECAY = 0.95
+_CAUTIOUS_DECAY = 0.95
 """Lion, Muon and SGD with momentum diverge or stall when E never fades."""
 
 
 def default_decay(optimizer: str) -> float:
     """The decay of E that suits the optimizer of this name."""
-    return DEFAULT_DECAY.get(optimizer, CAUTIOUS_DECAY)
+    return _DEFAULT_DECAY.get(optimizer, _CAUTIOUS_DECAY)
 
 
 def accumulate(

@@ -24,14 +24,14 @@ __all__ = ["FRAME_BYTES", "bf16_bytes", "bf16_values", "rank_dtype", "seal", "un
 FRAME_BYTES = 9
 """Bytes of a frame around an empty body."""
 
-CHECKSUM = slice(1, FRAME_BYTES)
+_CHECKSUM = slice(1, FRAME_BYTES)
 
 
 def seal(kind: int, *parts: bytes | memoryview) -> bytes:
     """Frames the concatenation of `parts`."""
     payload = bytearray().join([bytes(FRAME_BYTES), *parts])
     payload[0] = kind
-    payload[CHECKSUM] = _checksum(kind, memoryview(payload)[FRAME_BYTES:])
+    payload[_CHECKSUM] = _checksum(kind, memoryview(payload)[FRAME_BYTES:])
     return bytes(payload)
 
 
@@ -47,7 +47,7 @@ def unseal(kind: int, payload: bytes | memoryview) -> memoryview:
     if view[0] != kind:
         raise MalformedPayload(f"expected a payload of kind {kind}, got kind {view[0]}: check the compressor")
     body = view[FRAME_BYTES:]
-    if bytes(view[CHECKSUM]) != _checksum(kind, body):
+    if bytes(view[_CHECKSUM]) != _checksum(kind, body):
         raise MalformedPayload("the payload's checksum does not match its bytes: it was damaged; read it again")
     return body
 

@@ -16,12 +16,12 @@ __all__ = ["ENTRY_POINT_GROUP", "compressor_names", "get_compressor"]
 ENTRY_POINT_GROUP = "hilosync.compressors"
 """Entry point group in which a package registers `name = "module:Class"`."""
 
-BUILT_IN: dict[str, Callable[..., Compressor]] = {"dense": Dense, "spar": Spar}
+_BUILT_IN: dict[str, Callable[..., Compressor]] = {"dense": Dense, "spar": Spar}
 
 
 def compressor_names() -> list[str]:
     """Names that `get_compressor` knows, sorted."""
-    return sorted(BUILT_IN.keys() | {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
+    return sorted(_BUILT_IN.keys() | {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
 
 
 def get_compressor(name: str, settings: Mapping[str, Any] | None = None) -> Compressor:
@@ -34,7 +34,7 @@ def get_compressor(name: str, settings: Mapping[str, Any] | None = None) -> Comp
         UnknownName: neither built in nor registered in the entry point group.
         ConfigurationError: the compressor does not know one of the settings.
     """
-    build = BUILT_IN.get(name)
+    build = _BUILT_IN.get(name)
     if build is None:
         found = [entry for entry in entry_points(group=ENTRY_POINT_GROUP) if entry.name == name]
         if not found:

@@ -31,7 +31,7 @@ from hilosync.plan import AdapterPlan, Block
 
 __all__ = ["Spar", "decode_factors", "encode_factors", "reference_spar"]
 
-KIND = 1
+_KIND = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class Spar:
             U = spectrum.basis[:, :rank].bfloat16().float()
             V = U.T @ short_side_first(matrix)
             factors.append((U, V) if matrix.shape[0] <= matrix.shape[1] else (V.T, U.T))
-        return encode_factors(KIND, plan, factors), None
+        return encode_factors(_KIND, plan, factors), None
 
     def decode(self, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:
         """Reads the factors; see `Compressor.decode`."""
-        return decode_factors(KIND, plan, payload)
+        return decode_factors(_KIND, plan, payload)
 
     def describe(self, plan: AdapterPlan, payload: bytes | memoryview) -> list[dict[str, Any]]:
         """Rank and bytes of each block."""
-        ranks = _ranks(plan, unseal(KIND, payload))
+        ranks = _ranks(plan, unseal(_KIND, payload))
         return [
             {"name": block.name, "rank": int(rank), "bytes": int(rank) * _component_bytes(block)}
             for block, rank in zip(plan.blocks, ranks, strict=True)

@@ -18,7 +18,7 @@ from hilosync.plan import AdapterPlan, Block
 
 __all__ = ["Spectrum", "reference_spectrum", "short_side_first", "spectra"]
 
-SAFE_ENERGY = (1e-20, 1e30)
+_SAFE_ENERGY = (1e-20, 1e30)
 """Block energies ‖G‖² within which neither K nor its eigenvalues under- or overflow in fp32."""
 
 
@@ -82,7 +82,7 @@ def _gram(block: Block, matrix: torch.Tensor, out: torch.Tensor) -> int:
     """Writes K of 2^−e·G to `out` and returns e, which is 0 unless K would leave fp32's range."""
     torch.mm(matrix, matrix.T, out=out)
     energy = out.trace().item()
-    if SAFE_ENERGY[0] <= energy <= SAFE_ENERGY[1]:
+    if _SAFE_ENERGY[0] <= energy <= _SAFE_ENERGY[1]:
         return 0
     magnitude = largest_magnitude(block, matrix)
     if magnitude == 0.0:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LINEARS", "TINY_MODELS", "attach_adapter", "load_model", "load_tokenizer", "locate_model"]
 
-MODELS = Path(__file__).parent / "models"
+_MODELS = Path(__file__).parent / "models"
 TINY_MODELS = ("tiny-kk-student", "tiny-kk-teacher")
 """Models inside this package, made by ``scripts/train_tiny_models.py``."""
 
@@ -30,7 +30,7 @@ def locate_model(name: str) -> str:
         ModelNotFound: the name looks like a path, and there is no model there.
     """
     if name in TINY_MODELS:
-        return str(MODELS / name)
+        return str(_MODELS / name)
     path = Path(name).expanduser()
     if (path / "config.json").is_file():
         return str(path)

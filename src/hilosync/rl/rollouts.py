@@ -25,9 +25,9 @@ __all__ = ["MAX_ROLLOUT_BYTES", "RolloutBatch", "RolloutEngine", "RolloutSetting
 MAX_ROLLOUT_BYTES = 64 << 20
 """Longest encoded batch that is decoded at all."""
 
-Name = Annotated[str, msgspec.Meta(max_length=256)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Row = Annotated[list[Count], msgspec.Meta(max_length=2**16)]
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Row = Annotated[list[_Count], msgspec.Meta(max_length=2**16)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ class RolloutBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seconds: wall time of generating and judging.
     """
 
-    version: Count
-    batch: Count
-    worker: Name
+    version: _Count
+    batch: _Count
+    worker: _Name
     state_digest: Annotated[bytes, msgspec.Meta(max_length=64)]
-    prompts: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=2**14)]
+    prompts: Annotated[list[_Count], msgspec.Meta(min_length=1, max_length=2**14)]
     samples: Annotated[int, msgspec.Meta(ge=1, le=2**10)]
     tokens: bytes
     lengths: Annotated[list[Annotated[int, msgspec.Meta(ge=1, le=2**20)]], msgspec.Meta(max_length=2**18)]

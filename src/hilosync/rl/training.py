@@ -21,7 +21,7 @@ from hilosync.rl.tokens import TokenBatch, completion_logits
 
 __all__ = ["StepReport", "Trainer"]
 
-LOGITS_AT_ONCE = 1 << 26
+_LOGITS_AT_ONCE = 1 << 26
 """Logits held per forward pass: rows are processed in groups that stay below it."""
 
 
@@ -114,7 +114,7 @@ class Trainer:
         tokens, behaviour, advantages = self._tensors(batches)
         total = int(tokens.mask.sum())
         vocabulary = self.student.config.vocab_size
-        rows_at_once = max(1, LOGITS_AT_ONCE // (tokens.length * vocabulary))
+        rows_at_once = max(1, _LOGITS_AT_ONCE // (tokens.length * vocabulary))
 
         self.student.zero_grad(set_to_none=True)
         loss = 0.0

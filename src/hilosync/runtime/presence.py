@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 
 import msgspec
 
@@ -67,7 +68,9 @@ class Heartbeat:
         self._thread.join(timeout=10 * self._interval)
         if error is not None and self._notice.state != "failed":
             self._notice = msgspec.structs.replace(self._notice, state="failed", detail=str(error))
-        self._post()
+        # Whoever leaves because the storage failed must not have that error replaced by another.
+        with suppress(LogError) if error is not None else nullcontext():
+            self._post()
 
     @property
     def notice(self) -> Notice:

@@ -58,7 +58,7 @@ class Replica:
                 f"no run has begun at {opened.url} within {wait:.0f} s: start its learner, or check the address"
             )
         run = Run.of(genesis)
-        return cls(opened, run, ReplicaMachine(run, initial_parameters_of(opened, run)))
+        return cls(opened, run, ReplicaMachine(run, _initial_parameters_of(opened, run)))
 
     @property
     def plan(self) -> AdapterPlan:
@@ -156,7 +156,7 @@ class Replica:
         return self._machine.state
 
 
-def initial_parameters_of(log: Log, run: Run) -> torch.Tensor | None:
+def _initial_parameters_of(log: Log, run: Run) -> torch.Tensor | None:
     """The stored adapter that a run starts from, or None where it starts from its seed."""
     if run.genesis.initial == "seed":
         return None

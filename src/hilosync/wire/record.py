@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 SIGNATURE_BYTES = 64
-SIGNED = 1  # the only flag of format version 1
+_SIGNED = 1  # the only flag of format version 1
 
 Signer = Callable[[bytes], bytes]
 """Returns the 64-byte Ed25519 signature of a record's fixed header."""
@@ -147,7 +147,7 @@ def encode_record(record: Record, sign: Signer | None = None) -> bytes:
             MAGIC,
             RECORD_KIND,
             FORMAT_VERSION,
-            SIGNED if signed else 0,
+            _SIGNED if signed else 0,
             record.epoch,
             record.version,
             record.run,
@@ -187,10 +187,10 @@ def decode_record(data: Buffer, limits: Limits | None = None) -> Record:
     fields = _HEADER.unpack(header)
     flags, epoch, version, run, plan, configuration, previous, digest, claimed = fields[3:12]
     groups, names, blocks, payload_bytes = fields[12:]
-    if flags & ~SIGNED:
-        raise MalformedRecord(f"record flags {flags:#06x}: expected none but {SIGNED:#06x}; use a newer hilosync")
+    if flags & ~_SIGNED:
+        raise MalformedRecord(f"record flags {flags:#06x}: expected none but {_SIGNED:#06x}; use a newer hilosync")
 
-    check_at = RECORD_HEADER_BYTES + (SIGNATURE_BYTES if flags & SIGNED else 0)
+    check_at = RECORD_HEADER_BYTES + (SIGNATURE_BYTES if flags & _SIGNED else 0)
     signature = bytes(view[RECORD_HEADER_BYTES:check_at])
     start = check_at + CHECK_BYTES
     check = check_of(header, signature)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CompactKnights", "compact_tokenizer", "enumeration", "render"]
 
-PEOPLE = "ABCDEFGH"
-OPERATORS = {"and": "and", "or": "or", "->": "implies", "<=>": "iff"}
-PADDING, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
+_PEOPLE = "ABCDEFGH"
+_OPERATORS = {"and": "and", "or": "or", "->": "implies", "<=>": "iff"}
+_PADDING, _END, _UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 
 def compact_tokenizer() -> PreTrainedTokenizerFast:
@@ -34,23 +34,23 @@ def compact_tokenizer() -> PreTrainedTokenizerFast:
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    words = [PADDING, END, UNKNOWN, "kk", ":", ";", "=>", "(", ")", "not", *OPERATORS.values()]
-    for person in PEOPLE:
+    words = [_PADDING, _END, _UNKNOWN, "kk", ":", ";", "=>", "(", ")", "not", *_OPERATORS.values()]
+    for person in _PEOPLE:
         words += [person, f"{person}=knight", f"{person}=knave", f"{person}:ok", f"{person}:no"]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=_UNKNOWN))
     tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=PADDING,
-        eos_token=END,
-        unk_token=UNKNOWN,
+        pad_token=_PADDING,
+        eos_token=_END,
+        unk_token=_UNKNOWN,
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
 
 
 def _role(person: int, knight: bool) -> str:
-    return f"{PEOPLE[person]}={'knight' if knight else 'knave'}"
+    return f"{_PEOPLE[person]}={'knight' if knight else 'knave'}"
 
 
 def _words(statement: Statement) -> str:
@@ -58,12 +58,12 @@ def _words(statement: Statement) -> str:
     if operator in ("telling-truth", "lying"):
         return _role(parts[0], operator == "telling-truth")
     inner = [_words(part) if part[0] in ("telling-truth", "lying") else f"( {_words(part)} )" for part in parts]
-    return f"not {inner[0]}" if operator == "not" else f" {OPERATORS[operator]} ".join(inner)
+    return f"not {inner[0]}" if operator == "not" else f" {_OPERATORS[operator]} ".join(inner)
 
 
 def render(problem: Problem) -> str:
     """The prompt of a problem."""
-    says = (f"{PEOPLE[i]} : {_words(statement)}" for i, statement in enumerate(problem.statements))
+    says = (f"{_PEOPLE[i]} : {_words(statement)}" for i, statement in enumerate(problem.statements))
     return f"kk {' ; '.join(says)} =>"
 
 
@@ -82,7 +82,7 @@ def enumeration(
         words += [_role(person, knight) for person, knight in enumerate(roles)]
         for person, statement in enumerate(problem.statements):
             consistent = checks(person, roles, holds(statement, roles) == roles[person])
-            words.append(f"{PEOPLE[person]}:{'ok' if consistent else 'no'}")
+            words.append(f"{_PEOPLE[person]}:{'ok' if consistent else 'no'}")
             if not consistent:
                 break
         else:

@@ -16,8 +16,8 @@ from hilosync.rl.tasks.knights import HELD_OUT, KnightsSource, Problem
 
 __all__ = ["NaturalKnights"]
 
-MAX_ANSWER_CHARACTERS = 1 << 16
-INSTRUCTIONS = (
+_MAX_ANSWER_CHARACTERS = 1 << 16
+_INSTRUCTIONS = (
     "You solve logical puzzles. First think about the puzzle, then give the answer. Put the reasoning between "
     "<think> and </think> and the answer between <answer> and </answer>, one numbered line for each person, "
     "for example: <answer>\n(1) Zoey is a knight\n(2) Oliver is a knave\n</answer>. "
@@ -53,7 +53,7 @@ class NaturalKnights:
     def prompt(self, index: int) -> str:
         """The puzzle as a user's message; the assistant's turn is open, and so is its <think>."""
         messages = [
-            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "system", "content": _INSTRUCTIONS},
             {"role": "user", "content": self.source.problem(index).question},
         ]
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -62,7 +62,7 @@ class NaturalKnights:
 
     def judge(self, index: int, answer: str) -> Verdict:
         """Format and roles, as in the module's text."""
-        if len(answer) > MAX_ANSWER_CHARACTERS or not _well_formed(answer):
+        if len(answer) > _MAX_ANSWER_CHARACTERS or not _well_formed(answer):
             return Verdict(-3.0, False)
         problem = self.source.problem(index)
         roles = _roles(answer[answer.index("<answer>") + 8 : answer.index("</answer>")], problem)
