@@ -17,7 +17,7 @@ PLAIN = encode_record(example_record())
 SIGNED = encode_record(example_record(), signer(PRIVATE_KEY))
 WHOLE_GENESIS = encode_genesis(GENESIS)
 DECODERS = {"genesis": decode_genesis, "record": decode_record}
-FUZZ = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+FUZZ = settings(max_examples=150)
 
 edits = st.lists(
     st.tuples(st.sampled_from(["set", "delete", "insert", "repeat"]), st.integers(0, 600), st.binary(max_size=9)),

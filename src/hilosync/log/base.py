@@ -31,7 +31,7 @@ class StepLog(Protocol):
         """Creates record `version` if it is absent and its predecessor is present.
 
         Raises:
-            Fenced: another record of this version exists; nothing was changed.
+            Fenced: another record of this version exists, or existed and was removed; nothing was changed.
             LogUnavailable: the predecessor is missing, or the storage refused (disk full,
                 permission denied) or did not answer.
         """

@@ -63,7 +63,7 @@ class ObjectMailbox:
 
     def forget(self, before: int) -> None:
         """See `Mailbox.forget`."""
-        # Orders first: nobody can claim what is no longer offered.
+        # Orders first: see `_claim`.
         for folder in ("orders", "claims", "rollouts"):
             for order in self._orders_in(folder):
                 if order.version < before:
@@ -87,10 +87,14 @@ class ObjectMailbox:
         newest = {(order.version, order.batch): order for order in sorted(offered)}
         claimed = set(self._orders_in("claims"))
         for order in newest.values():
-            if order not in claimed:
-                path = f"claims/{_name(order)}"
-                if self._objects.create(path, mark) or self._objects.get(path) == mark:
-                    return order
+            claim = f"claims/{_name(order)}"
+            if order in claimed or not (self._objects.create(claim, mark) or self._objects.get(claim) == mark):
+                continue
+            # Since the listing the learner may have forgotten the order and then the claim that
+            # another worker held. Orders go first, so one that is still there was nobody's.
+            if self._objects.exists(f"orders/{_name(order)}"):
+                return order
+            self._objects.remove(claim)
         return None
 
     def _collect(self, version: int) -> list[Delivery]:

@@ -24,11 +24,20 @@ class ObjectStepLog:
         """See `StepLog.append`."""
         name = _name(version)
         if version - 1 != self._known and not self._may_follow(version):
+            self._refuse_if_removed(version)
             raise LogUnavailable(
                 f"{self._objects.url}: cannot append version {version}: version {version - 1} is missing; "
                 "append it first"
             )
-        if not self._objects.create(name, record, durable=True) and self._objects.get(name) != record:
+        if self._objects.create(name, record, durable=True):
+            # A version that was removed can be created again. The mark was moved before the removal,
+            # so after the creation is the time to look at it.
+            try:
+                self._refuse_if_removed(version)
+            except Fenced:
+                self._objects.remove(name)
+                raise
+        elif self._objects.get(name) != record:
             raise Fenced(
                 f"{self._objects.url}: another learner has written version {version}: expected none or the "
                 "same bytes; this learner must stop, or start again from the log"
@@ -89,6 +98,14 @@ class ObjectStepLog:
         exists = self._objects.exists
         # The version itself may be there without its predecessor, once that has been forgotten.
         return version == 0 or exists(_name(version - 1)) or exists(_name(version))
+
+    def _refuse_if_removed(self, version: int) -> None:
+        oldest = self._oldest()
+        if 0 < version < oldest:
+            raise Fenced(
+                f"{self._objects.url}: another learner has written version {version}, and removed it: expected "
+                f"{oldest} or newer; this learner must stop, or start again from the log"
+            )
 
     def _oldest(self) -> int:
         mark = self._objects.get(OLDEST)
