@@ -43,13 +43,19 @@ def locate_model(name: str) -> str:
 
 
 def _from_pretrained(loader: Any, name: str, **options: Any) -> Any:
-    where = locate_model(name)
+    from transformers.utils import logging
+
+    where, bars = locate_model(name), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # it would tear the live table of a run
     try:
         return loader.from_pretrained(where, **options)
     # The hub client fails offline in several unrelated ways, most of them OSError or ValueError.
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFound(f"could not load the model {name!r} ({where}): {reason}") from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
 
 
 def load_model(name: str, device: str = "cpu", dtype: torch.dtype | None = None) -> PreTrainedModel:

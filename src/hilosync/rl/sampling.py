@@ -5,6 +5,7 @@ Noise is an argument, so two processes with the same weights, prompts and noise 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,12 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)
 
 
+def _cache_argument(model: Any) -> str:
+    """The name under which this model's `forward` takes and returns its cache; transformers renamed it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+
+
 def _draw(logits: torch.Tensor, uniforms: torch.Tensor | None, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """One token per row and its log-probability; float64, so that a vocabulary of 10⁵ sums exactly enough."""
     log_probs = torch.log_softmax(logits.double() / temperature, dim=-1)
@@ -66,7 +73,7 @@ def sample(
     """Continues every prompt `samples` times, until an end token or `length` tokens.
 
     Args:
-        model: any Hugging Face causal LM that takes and returns `past_key_values`.
+        model: any Hugging Face causal LM that takes and returns a cache.
         prompts: token ids, not padded, none empty.
         samples: completions per prompt.
         length: most tokens per completion.
@@ -85,7 +92,8 @@ def sample(
         use_cache=True,
         logits_to_keep=1,
     )
-    cache, logits = output.past_key_values, output.logits[:, -1]
+    cache_argument = _cache_argument(model)
+    cache, logits = output[cache_argument], output.logits[:, -1]
     if samples > 1:
         cache.batch_repeat_interleave(samples)
     logits = logits.repeat_interleave(samples, dim=0)
@@ -118,8 +126,8 @@ def sample(
             input_ids=drawn.unsqueeze(1),
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **{cache_argument: cache},
         )
         logits, positions = output.logits[:, -1], positions + 1
     kept = lengths.tolist()
