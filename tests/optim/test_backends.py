@@ -7,7 +7,7 @@ import torch
 from hilosync.arithmetic import DenseBlock, LowRankBlock
 from hilosync.arithmetic.digest import state_sums
 from hilosync.errors import ConfigurationError, MalformedPayload
-from hilosync.optim import AdamW, init_state
+from hilosync.optim import SGDM, AdamW, Lion, Muon, init_state
 from hilosync.plan import AdapterPlan, Block
 
 PLAN = AdapterPlan(
@@ -20,7 +20,15 @@ PLAN = AdapterPlan(
     )
 )
 TRICKY = [0.0, -0.0, 1e-45, -1e-45, 1.1e-38, -3e-39, 1e-30, -1e-30, 1e-20, 1.0, -1.0, 3e4, -1e8, 3e8]
-OPTIMIZERS = [AdamW(lr=(1e-3, 3e-2), weight_decay=0.1)]
+OPTIMIZERS = {
+    "adamw": AdamW(lr=(1e-3, 3e-2), weight_decay=0.1),
+    "adamw, no decay": AdamW(betas=(0.5, 0.9), eps=1e-4),
+    "lion": Lion(lr=(1e-3, 3e-2), weight_decay=0.1),
+    "sgdm": SGDM(lr=(1e-3, 3e-2), weight_decay=(0.0, 0.1)),
+    "sgdm, nesterov": SGDM(nesterov=True),
+    "muon": Muon(lr=(1e-3, 3e-2), weight_decay=0.1),
+    "muon, plain momentum, scaled as AdamW": Muon(nesterov=False, scaling="match_rms_adamw"),
+}
 
 
 def tricky(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -53,7 +61,7 @@ def trajectory(optimizer, steps: int = 6):
     return state, sums
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
 @pytest.mark.parametrize("backend", ["auto", "numba", "torch"])
 def test_every_backend_gives_the_bits_of_the_specification(optimizer, backend):
     expected, expected_sums = trajectory(replace(optimizer, backend="numpy"))

@@ -1,9 +1,10 @@
-"""Eight fp32 numbers as one Numba value, so that a kernel's text fixes its vector instructions.
+"""A vector register as one Numba value, so that a kernel's text fixes its vector instructions.
 
-LLVM's loop vectorizer takes half the vector width as soon as a loop also sums 64-bit words, which
-costs more than the sums. Here `Lanes` is `<8 x float>` and `Words` is `<4 x i64>`: operators on
-`Lanes` are plain fadd, fsub, fmul and fdiv without any fast-math flag, so each is rounded by itself,
-and LLVM lowers them to whatever the CPU has (two halves on SSE and NEON).
+LLVM's loop vectorizer takes half the vector width as soon as an fp32 loop also sums 64-bit words,
+which costs more than the sums. Here `Lanes` is `<8 x float>`, `Doubles` is `<4 x double>` and `Words`
+is `<4 x i64>`: operators on the first two are plain fadd, fsub, fmul and fdiv without any fast-math
+flag, so each is rounded by itself, and LLVM lowers them to whatever the CPU has (two halves on SSE
+and NEON).
 
 A kernel's update is written once and compiled twice: for `Lanes`, and for fp32 scalars at the end of
 a row.
@@ -15,6 +16,7 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, overload, register_model
@@ -26,6 +28,7 @@ __all__ = [
     "load",
     "position_words",
     "root",
+    "signed",
     "splat",
     "store",
     "total",
@@ -39,35 +42,28 @@ LANES = 8
 """Numbers in a `Lanes` value."""
 
 _F32 = ir.FloatType()
-_I64 = ir.IntType(64)
+_I32 = ir.IntType(32)
 _V8 = ir.VectorType(_F32, LANES)
-_W4 = ir.VectorType(_I64, LANES // 2)
+_D4 = ir.VectorType(ir.DoubleType(), LANES // 2)
+_W4 = ir.VectorType(ir.IntType(64), LANES // 2)
 
 
-class _LanesType(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name="Lanes")
+class _VectorType(types.Type):
+    def __init__(self, name: str, kind: ir.VectorType) -> None:
+        self.kind = kind
+        super().__init__(name=name)
 
 
-class _WordsType(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name="Words")
+_lanes = _VectorType("Lanes", _V8)
+_doubles = _VectorType("Doubles", _D4)
+_words = _VectorType("Words", _W4)
+_NUMBERS = (_lanes, _doubles)
 
 
-_lanes = _LanesType()
-_words = _WordsType()
-
-
-@register_model(_LanesType)
-class _LanesModel(models.PrimitiveModel):
+@register_model(_VectorType)
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
-        super().__init__(manager, kind, _V8)
-
-
-@register_model(_WordsType)
-class _WordsModel(models.PrimitiveModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, _W4)
+        super().__init__(manager, kind, kind.kind)
 
 
 def _constant(*values: int) -> ir.Constant:
@@ -79,14 +75,17 @@ _LOW = _constant(*[0xFFFFFFFF] * 4)
 
 def _splat(builder, scalar, kind):
     empty = ir.Constant(kind, ir.Undefined)
-    single = builder.insert_element(empty, scalar, ir.Constant(ir.IntType(32), 0))
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [0] * kind.count)
-    return builder.shuffle_vector(single, empty, mask)
+    single = builder.insert_element(empty, scalar, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(single, empty, ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count))
 
 
 def _pointer(context, builder, signature, array, index, kind):
     data = context.make_array(signature.args[0])(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
+
+
+def _vector_of(array):
+    return _lanes if array.dtype == types.float32 else _doubles
 
 
 def _binary(emit):
@@ -95,10 +94,10 @@ def _binary(emit):
         def codegen(context, builder, signature, arguments):
             return getattr(builder, emit)(*arguments)
 
-        return _lanes(_lanes, _lanes), codegen
+        return a(a, a), codegen
 
     def overloaded(a, b):
-        if isinstance(a, _LanesType) and isinstance(b, _LanesType):
+        if a in _NUMBERS and a == b:
             return lambda a, b: operation(a, b)
         return None
 
@@ -126,36 +125,38 @@ def splat(typing, scalar):
 
 @_intrinsic
 def broadcast(typing, array, index):
-    """array[index] of a contiguous fp32 array in every lane."""
+    """array[index] of a contiguous array in every lane: `Lanes` from fp32, `Doubles` from fp64."""
+    result = _vector_of(array)
 
     def codegen(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], _F32)
-        return _splat(builder, builder.load(pointer), _V8)
+        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], result.kind.element)
+        return _splat(builder, builder.load(pointer), result.kind)
 
-    return _lanes(array, types.intp), codegen
+    return result(array, types.intp), codegen
 
 
 @_intrinsic
 def load(typing, array, index):
-    """array[index : index + 8] of a contiguous fp32 array."""
+    """The `Lanes` or `Doubles` that begin at `index` of a contiguous fp32 or fp64 array."""
+    result = _vector_of(array)
 
     def codegen(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], _V8)
+        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], result.kind)
         return builder.load(pointer, align=4)
 
-    return _lanes(array, types.intp), codegen
+    return result(array, types.intp), codegen
 
 
 @_intrinsic
-def store(typing, array, index, lanes):
-    """array[index : index + 8] = lanes."""
+def store(typing, array, index, vector):
+    """Writes `Lanes` or `Doubles` from `index` on."""
 
     def codegen(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], _V8)
+        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], vector.kind)
         builder.store(arguments[2], pointer, align=4)
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, _lanes), codegen
+    return types.void(array, types.intp, vector), codegen
 
 
 @_intrinsic
@@ -169,20 +170,43 @@ def _lanes_root(typing, lanes):
 
 
 def root(x):
-    """The correctly rounded square root of `Lanes` or a scalar."""
+    """The correctly rounded square root of `Lanes` or an fp32 scalar."""
     raise NotImplementedError
 
 
 @overload(root)
 def _root(x):
-    if isinstance(x, _LanesType):
+    if x == _lanes:
         return lambda x: _lanes_root(x)
     return lambda x: math.sqrt(x)
 
 
 @_intrinsic
+def _lanes_signed(typing, lanes, rate):
+    def codegen(context, builder, signature, arguments):
+        lanes, rate = arguments
+        zero = ir.Constant(_V8, [0.0] * LANES)
+        negative = builder.select(builder.fcmp_ordered("<", lanes, zero), builder.fneg(rate), zero)
+        return builder.select(builder.fcmp_ordered(">", lanes, zero), rate, negative)
+
+    return _lanes(_lanes, _lanes), codegen
+
+
+def signed(x, rate):
+    """`rate` where x > 0, −rate where x < 0, +0 elsewhere; both `Lanes` or both fp32 scalars."""
+    raise NotImplementedError
+
+
+@overload(signed)
+def _signed(x, rate):
+    if x == _lanes:
+        return lambda x, rate: _lanes_signed(x, rate)
+    return lambda x, rate: rate if x > 0 else (-rate if x < 0 else np.float32(0))
+
+
+@_intrinsic
 def position_words(typing, origin, stride):
-    """(even, odd): Words of origin + n·stride for n = 0, 2, 4, 6 and n = 1, 3, 5, 7."""
+    """(even, odd): `Words` of origin + n · stride for n = 0, 2, 4, 6 and n = 1, 3, 5, 7."""
 
     def codegen(context, builder, signature, arguments):
         origin, stride = (_splat(builder, argument, _W4) for argument in arguments)
@@ -224,7 +248,7 @@ def total(typing, words):
     """The sum of the words modulo 2⁶⁴."""
 
     def codegen(context, builder, signature, arguments):
-        parts = [builder.extract_element(arguments[0], ir.Constant(ir.IntType(32), n)) for n in range(4)]
+        parts = [builder.extract_element(arguments[0], ir.Constant(_I32, n)) for n in range(4)]
         return builder.add(builder.add(parts[0], parts[1]), builder.add(parts[2], parts[3]))
 
     return types.uint64(_words), codegen

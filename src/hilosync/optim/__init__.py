@@ -2,7 +2,20 @@
 
 from hilosync.optim.adamw import AdamW
 from hilosync.optim.base import Optimizer, PolicyState
+from hilosync.optim.lion import Lion
+from hilosync.optim.muon import Muon
 from hilosync.optim.registry import get_optimizer, init_state
 from hilosync.optim.replace import Replace
+from hilosync.optim.sgdm import SGDM
 
-__all__ = ["AdamW", "Optimizer", "PolicyState", "Replace", "get_optimizer", "init_state"]
+__all__ = [
+    "SGDM",
+    "AdamW",
+    "Lion",
+    "Muon",
+    "Optimizer",
+    "PolicyState",
+    "Replace",
+    "get_optimizer",
+    "init_state",
+]

@@ -7,8 +7,7 @@ torch   torch operations, for any device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,14 +20,12 @@ from hilosync.arithmetic.digest import state_sums
 from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock, LowRankBlock
 from hilosync.arithmetic.state import PolicyState
 from hilosync.errors import ConfigurationError, MalformedPayload
-from hilosync.plan import AdapterPlan, Block
+from hilosync.optim.threads import Share, row_shares, totals
+from hilosync.plan import AdapterPlan
 
-__all__ = ["Backend", "Rule", "block_scalars", "check_gradient", "replay"]
+__all__ = ["Backend", "Rule", "block_scalars", "check_gradient", "choose_backend", "factors_of", "replay"]
 
 Backend = Literal["auto", "numpy", "numba", "torch"]
-
-_SMALLEST_SHARE = 1 << 18
-"""Elements per thread below which starting the thread costs more than it saves."""
 
 _EMPTY = np.zeros(0, np.float32)
 
@@ -66,17 +63,30 @@ def replay(
     """
     check_gradient(plan, gradient)
     rows = block_scalars(plan, scalars)
-    on_cpu = state.params.device.type == "cpu"
-    if backend == "auto":
-        backend = "numba" if on_cpu else "torch"
+    backend = choose_backend(backend, state)
     if backend == "torch":
         _replay_torch(rule, plan, state, gradient, rows)
         return state_sums(plan, state)
-    if not on_cpu:
-        raise ConfigurationError(f"backend {backend!r} needs the state on the CPU, it is on {state.params.device}")
     if backend == "numpy":
         return _replay_numpy(rule, plan, state, gradient, rows)
     return _replay_numba(rule, plan, state, gradient, rows)
+
+
+def choose_backend(backend: Backend, state: PolicyState) -> Backend:
+    """The backend that "auto" stands for: Numba on the CPU, torch elsewhere.
+
+    Raises:
+        ConfigurationError: the backend cannot serve the state's device.
+    """
+    on_cpu = state.params.device.type == "cpu"
+    if backend == "auto":
+        return "numba" if on_cpu else "torch"
+    if backend != "torch" and not on_cpu:
+        raise ConfigurationError(
+            f"backend {backend!r} needs the state on the CPU, it is on {state.params.device}: "
+            "use backend 'auto' or 'torch'"
+        )
+    return backend
 
 
 def check_gradient(plan: AdapterPlan, gradient: DecodedGradient) -> None:
@@ -150,30 +160,19 @@ def _replay_numba(
     rule: Rule, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, rows: list[np.ndarray]
 ) -> np.ndarray:
     buffers = [buffer.numpy() for buffer in state.buffers()]
-    threads = max(1, min(torch.get_num_threads(), plan.size // _SMALLEST_SHARE))
 
-    def run(share: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    def run(share: Share) -> list[tuple[int, int]]:
         sums = []
         for index, first, last in share:
             start, columns = plan.offsets[index], plan.blocks[index].columns
-            factors = _factors(gradient[index])
+            factors = factors_of(gradient[index])
             sums.append((index, rule.kernel(*buffers, start, columns, first, last, *factors, rows[index])))
         return sums
 
-    shares = _shares(plan.blocks, threads)
-    if threads == 1:
-        results = [run(shares[0])]
-    else:
-        # Threads of this call only: a kept pool would not survive a fork.
-        with ThreadPoolExecutor(threads) as pool:
-            results = list(pool.map(run, shares))
-    totals = [0] * len(plan.blocks)
-    for index, part in (pair for result in results for pair in result):
-        totals[index] += part
-    return np.array([total % 2**64 for total in totals], np.uint64)
+    return totals(len(plan.blocks), run, row_shares(plan))
 
 
-def _factors(
+def factors_of(
     part: LowRankBlock | DenseBlock,
 ) -> tuple[np.ndarray, np.ndarray, int, np.float32, np.ndarray]:
     """(left, right, rank, scale, dense) as the kernels take them, all flat."""
@@ -181,23 +180,3 @@ def _factors(
         return _EMPTY, _EMPTY, 0, np.float32(1), part.values.numpy().reshape(-1)
     left, right = part.left.numpy(), part.right.numpy()
     return left.reshape(-1), right.reshape(-1), left.shape[1], np.float32(part.scale), _EMPTY
-
-
-def _shares(blocks: Sequence[Block], threads: int) -> list[list[tuple[int, int, int]]]:
-    """Cuts the blocks' rows into `threads` runs of about equal size: (block, first row, last row)."""
-    total = sum(block.size for block in blocks)
-    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
-    taken, thread = 0, 0
-    for index, block in enumerate(blocks):
-        first = 0
-        while first < block.rows:
-            room = total * (thread + 1) // threads - taken
-            count = block.rows - first
-            if thread < threads - 1:
-                count = min(count, max(1, -(-room // block.columns)))
-            shares[thread].append((index, first, first + count))
-            taken += count * block.columns
-            first += count
-            if thread < threads - 1 and taken >= total * (thread + 1) // threads:
-                thread += 1
-    return shares

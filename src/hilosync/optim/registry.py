@@ -9,12 +9,15 @@ import torch
 from hilosync.errors import PlanMismatch, UnknownName
 from hilosync.optim.adamw import AdamW
 from hilosync.optim.base import Optimizer, PolicyState
+from hilosync.optim.lion import Lion
+from hilosync.optim.muon import Muon
 from hilosync.optim.replace import Replace
+from hilosync.optim.sgdm import SGDM
 from hilosync.plan import AdapterPlan
 
 __all__ = ["get_optimizer", "init_state"]
 
-_OPTIMIZERS: dict[str, type[Any]] = {"adamw": AdamW, "replace": Replace}
+_OPTIMIZERS: dict[str, type[Any]] = {"adamw": AdamW, "lion": Lion, "muon": Muon, "replace": Replace, "sgdm": SGDM}
 
 
 def get_optimizer(name: str, settings: dict[str, Any]) -> Optimizer:
