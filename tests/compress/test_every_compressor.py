@@ -12,7 +12,7 @@ from hilosync.compress import accumulate, get_compressor, retain
 from hilosync.errors import BudgetTooSmall, HiLoError, MalformedPayload, NonFinite
 from hilosync.plan import AdapterPlan, Block
 
-NAMES = ["dense", "spar"]
+NAMES = ["dense", "spar", "spar_rd"]
 
 
 def materialize(decoded):

@@ -6,12 +6,14 @@ from hilosync.compress.dense import Dense
 from hilosync.compress.feedback import accumulate, default_decay, retain
 from hilosync.compress.registry import compressor_names, get_compressor
 from hilosync.compress.spar import Spar
+from hilosync.compress.spar_rd import SparRD
 
 __all__ = [
     "UNLIMITED",
     "Compressor",
     "Dense",
     "Spar",
+    "SparRD",
     "accumulate",
     "budget_bytes",
     "compressor_names",

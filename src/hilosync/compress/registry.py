@@ -9,6 +9,7 @@ from typing import Any
 from hilosync.compress.base import Compressor
 from hilosync.compress.dense import Dense
 from hilosync.compress.spar import Spar
+from hilosync.compress.spar_rd import SparRD
 from hilosync.errors import ConfigurationError, UnknownName
 
 __all__ = ["ENTRY_POINT_GROUP", "compressor_names", "get_compressor"]
@@ -16,7 +17,7 @@ __all__ = ["ENTRY_POINT_GROUP", "compressor_names", "get_compressor"]
 ENTRY_POINT_GROUP = "hilosync.compressors"
 """Entry point group in which a package registers `name = "module:Class"`."""
 
-_BUILT_IN: dict[str, Callable[..., Compressor]] = {"dense": Dense, "spar": Spar}
+_BUILT_IN: dict[str, Callable[..., Compressor]] = {"dense": Dense, "spar": Spar, "spar_rd": SparRD}
 
 
 def compressor_names() -> list[str]:
