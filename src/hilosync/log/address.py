@@ -27,7 +27,7 @@ def _object_log(objects: Objects, polling: Polling) -> Log:
 
 
 # How each scheme opens what follows its colon; the second argument is `create`.
-OPENERS: dict[str, Callable[[str, bool], Log]] = {
+_OPENERS: dict[str, Callable[[str, bool], Log]] = {
     "file": lambda path, create: _object_log(file_objects(path, create), Polling()),
     "memory": lambda name, create: _object_log(memory_objects(name, create), Polling()),
 }
@@ -42,8 +42,8 @@ def parse_address(url: str) -> tuple[str, str]:
     """
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
     scheme, rest = (match[1].lower(), url[match.end() :]) if match else ("file", url)
-    if scheme not in OPENERS:
-        raise UnknownName("log scheme", scheme, tuple(OPENERS))
+    if scheme not in _OPENERS:
+        raise UnknownName("log scheme", scheme, tuple(_OPENERS))
     if not rest.strip("/") and rest != "/":
         raise ConfigurationError(f"log address {url!r}: expected a path or name, such as file:runs/demo")
     return scheme, rest
@@ -63,7 +63,7 @@ def open_log(url: str, create: bool = False, wait: float = 0.0) -> Log:
         LogUnavailable: the storage refused.
     """
     scheme, rest = parse_address(url)
-    opener = OPENERS[scheme]
+    opener = _OPENERS[scheme]
     if create:
         return opener(rest, True)
     missing: list[LogNotFound] = []

@@ -22,10 +22,10 @@ from hilosync.errors import LogNotFound, LogUnavailable
 
 __all__ = ["FileObjects", "Objects", "file_objects", "memory_objects"]
 
-LARGEST_OBJECT = 1 << 31
+_LARGEST_OBJECT = 1 << 31
 """Bytes of an object beyond which it is not read at all."""
 
-FOLDERS = ("steps", "blobs", "orders", "claims", "rollouts", "notices", "staging")
+_FOLDERS = ("steps", "blobs", "orders", "claims", "rollouts", "notices", "staging")
 
 _ADVICE = {
     errno.ENOSPC: "free some space there, or use another log",
@@ -61,9 +61,9 @@ class Objects:
             try:
                 answer = obstore.get(self._store, path)
                 size = answer.meta["size"]
-                if size > LARGEST_OBJECT:
+                if size > _LARGEST_OBJECT:
                     raise LogUnavailable(
-                        f"{self.url}: {path} has {size} bytes: expected at most {LARGEST_OBJECT}; "
+                        f"{self.url}: {path} has {size} bytes: expected at most {_LARGEST_OBJECT}; "
                         "it is no part of a log"
                     )
                 return bytes(answer.bytes())
@@ -194,7 +194,7 @@ def file_objects(path: str, create: bool) -> Objects:
         raise LogUnavailable(f"{url}: cannot open it: {root} is a file; expected a directory, or a new path")
     with _explained(url, "open it"):
         if create:
-            for folder in FOLDERS:
+            for folder in _FOLDERS:
                 (root / folder).mkdir(parents=True, exist_ok=True)
             _sync(root)
             _sync(root.parent)

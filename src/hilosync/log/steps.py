@@ -9,7 +9,7 @@ from hilosync.log.polling import Polling
 __all__ = ["ObjectStepLog"]
 
 # The oldest version that is retained, in decimal; absent while nothing has been forgotten.
-OLDEST = "steps/oldest"
+_OLDEST = "steps/oldest"
 
 
 class ObjectStepLog:
@@ -90,7 +90,7 @@ class ObjectStepLog:
         if before <= oldest:
             return
         # The mark first: a reader that misses a record must find out why.
-        self._objects.replace(OLDEST, str(before).encode(), durable=True)
+        self._objects.replace(_OLDEST, str(before).encode(), durable=True)
         for version in range(oldest, before):
             self._objects.remove(_name(version))
 
@@ -108,12 +108,12 @@ class ObjectStepLog:
             )
 
     def _oldest(self) -> int:
-        mark = self._objects.get(OLDEST)
+        mark = self._objects.get(_OLDEST)
         if mark is None:
             return 0
         if not mark.isdigit() or len(mark) > 20:
             raise LogUnavailable(
-                f"{self._objects.url}: {OLDEST} is damaged: expected a version, got {mark[:20]!r}; "
+                f"{self._objects.url}: {_OLDEST} is damaged: expected a version, got {mark[:20]!r}; "
                 "write the oldest version that is present into it"
             )
         return int(mark)
