@@ -1,5 +1,5 @@
 """What others ship instead of a compressed gradient."""
 
-from hilosync.baselines.full_sync import FullSyncLearner
+from hilosync.baselines.full_sync import FullSyncLearner, begin_learner
 
-__all__ = ["FullSyncLearner"]
+__all__ = ["FullSyncLearner", "begin_learner"]

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from hilosync.arithmetic import DenseBlock
-from hilosync.compress import Dense
+from hilosync.compress import Compressor, Dense
+from hilosync.errors import UnknownName
 from hilosync.log import Log
 from hilosync.optim import Optimizer, Replace, init_state
 from hilosync.runtime import Learner, StepReport
 
-__all__ = ["FullSyncLearner"]
+__all__ = ["FullSyncLearner", "begin_learner"]
 
 
 class FullSyncLearner(Learner):
@@ -42,3 +43,20 @@ class FullSyncLearner(Learner):
         scalars = self._own_optimizer.scalars(self.version + 1, learning_rates)
         self._own_optimizer.step(self.plan, self._own_state, exact, scalars)
         return super().publish(self._own_state.params)
+
+
+def begin_learner(
+    model: Any, *, sync: str, optimizer: Optimizer, compressor: Compressor, log: str | Log, **run: Any
+) -> Learner:
+    """Begins a run that ships compressed gradients (``hilo``) or whole adapters (``full``).
+
+    Other arguments as for `Learner`.
+
+    Raises:
+        UnknownName: `sync` is neither.
+    """
+    if sync == "full":
+        return FullSyncLearner(model, optimizer=optimizer, log=log, **run)
+    if sync != "hilo":
+        raise UnknownName("synchronization", sync, ("hilo", "full"))
+    return Learner(model, optimizer=optimizer, compressor=compressor, log=log, **run)

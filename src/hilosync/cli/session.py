@@ -6,11 +6,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from hilosync.baselines import FullSyncLearner
+from hilosync.baselines import begin_learner
 from hilosync.bench.capture import capture_to
 from hilosync.cli.options import RunOptions
 from hilosync.compress import get_compressor
@@ -19,7 +18,7 @@ from hilosync.optim import get_optimizer
 from hilosync.plan import bind
 from hilosync.rl.evaluation import Evaluation
 from hilosync.rl.lockstep import Progress, lockstep
-from hilosync.runtime import Dispatcher, Heartbeat, Learner, Notice, Roll
+from hilosync.runtime import Dispatcher, Heartbeat, Notice, Roll
 
 __all__ = ["Session", "Summary"]
 
@@ -90,25 +89,23 @@ class Session:
         """
         self.options = options
         optimizer = get_optimizer(options.optimizer, {"lr": options.lr})
-        self._compressor = get_compressor(
-            options.compressor, {} if options.compressor == "dense" else {"budget": options.budget}
-        )
+        settings = {} if options.compressor == "dense" else {"budget": options.budget}
+        compressor = get_compressor(options.compressor, settings)
         engine = options.recipe.engine()
         self._trainer = options.recipe.trainer(engine)
         capture = options.capture
-        shared: dict[str, Any] = {
-            "optimizer": optimizer,
-            "log": log,
-            "seed": options.recipe.seed,
-            "max_grad_norm": options.max_grad_norm,
-            "base_model": options.recipe.student,
-            "task": options.recipe.to_json(),
-            "on_gradient": None if capture is None else capture_to(capture, bind(engine.model).plan),
-        }
-        if options.sync == "full":
-            self.learner: Learner = FullSyncLearner(engine.model, **shared)
-        else:
-            self.learner = Learner(engine.model, compressor=self._compressor, **shared)
+        self.learner = begin_learner(
+            engine.model,
+            sync=options.sync,
+            optimizer=optimizer,
+            compressor=compressor,
+            log=log,
+            seed=options.recipe.seed,
+            max_grad_norm=options.max_grad_norm,
+            base_model=options.recipe.student,
+            task=options.recipe.to_json(),
+            on_gradient=None if capture is None else capture_to(capture, bind(engine.model).plan),
+        )
         self._dispatcher = Dispatcher(log.mailbox, options.limits)
 
     def run(self, show: Callable[[Progress, Roll], None], watch: Callable[[Roll], None]) -> Summary:
