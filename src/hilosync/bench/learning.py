@@ -122,7 +122,7 @@ def learning_table(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Means over seeds with their standard errors, one row per way.
 
     A row has `way, seeds, record_bytes, ratio` and, per version, `pass_at_1, pass_at_1_error, pass_at_4,
-    pass_at_4_error` as dictionaries. The standard error is that of the mean over seeds.
+    pass_at_4_error` as dictionaries. The standard error is that of the mean over seeds, None for one seed.
     """
     rows = []
     for name in dict.fromkeys(run["way"] for run in runs):
@@ -137,7 +137,7 @@ def learning_table(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             at = {version: [run[metric][version] for run in mine] for version in mine[0][metric]}
             row[metric] = {version: statistics.mean(values) for version, values in at.items()}
             row[f"{metric}_error"] = {
-                version: statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+                version: statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
                 for version, values in at.items()
             }
         rows.append(row)

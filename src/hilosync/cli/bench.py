@@ -1,0 +1,112 @@
+"""`hilo bench`: measurements, each one JSON object on standard output with --json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["command"]
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure. Progress and tables go to standard error, one JSON object to standard output with --json."""
+
+
+def _progress(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _finish(result: dict[str, Any], as_json: bool, *tables: Table) -> None:
+    console = Console(stderr=True)
+    for table in tables:
+        console.print(table)
+    if as_json:
+        click.echo(json.dumps(result, allow_nan=False))
+
+
+def _table(title: str, headings: list[str], rows: list[list[str]]) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold", show_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+@command.command("replay")
+@click.option("--model", default="qwen3-1.7b", show_default=True, help="Whose shapes.")
+@click.option("--rank", default=64, show_default=True, type=click.IntRange(1), help="LoRA rank.")
+@click.option("--optimizer", default="adamw", show_default=True, help="Registered optimizer.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="CPU threads.")
+@click.option("--ranks-per-block", default=1, show_default=True, type=click.IntRange(1), help="Rank of every Ĝ block.")
+@click.option("--repeats", default=9, show_default=True, type=click.IntRange(1), help="Timed rounds.")
+@_JSON
+def replay(model: str, rank: int, optimizer: str, threads: int, ranks_per_block: int, repeats: int, as_json: bool):
+    """Time one optimizer step of a replica at full size against memory and torch."""
+    from hilosync.bench.replay import run_replay
+
+    result = run_replay(model, rank, optimizer, threads, ranks_per_block, repeats, _progress)
+    rows = [[key, f"{value:,.3f}" if isinstance(value, float) else str(value)] for key, value in result.items()]
+    _finish(result, as_json, _table("replay", ["figure", "value"], rows))
+
+
+@command.command("learning")
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Number of seeds.")
+@click.option("--versions", default="20,40", show_default=True, help="Policy versions to evaluate at.")
+@click.option("--lr", default=1e-3, show_default=True, help="Learning rate of AdamW.")
+@click.option("--problems", default=200, show_default=True, type=click.IntRange(1), help="Held-out problems.")
+@click.option("--ways", help="Only the ways whose names contain one of these, separated by commas.")
+@click.option("--processes", default=2, show_default=True, type=click.IntRange(1), help="Runs at a time.")
+@click.option("--out", default="runs/learning.png", show_default=True, type=click.Path(path_type=Path), help="Picture.")
+@_JSON
+def learning(
+    seeds: int, versions: str, lr: float, problems: int, ways: str | None, processes: int, out: Path, as_json: bool
+) -> None:
+    """Compare learning curves of the demo's task, every way of shipping on every seed."""
+    from hilosync.bench.learning import WAYS, learning_table, run_learning
+    from hilosync.cli.picture import draw_ways
+
+    at = _versions(versions)
+    wanted = [way for way in WAYS if ways is None or any(part.strip() in way.name for part in ways.split(","))]
+    runs = run_learning(wanted, range(seeds), at, lr, problems, processes, _progress)
+    rows = learning_table(runs)
+    draw_ways(rows, out)
+    headings = ["way", "record bytes", "of adapter", *(f"pass@1 at {v}" for v in (0, *at)), f"pass@4 at {at[-1]}"]
+    table = _table(
+        f"mean and standard error over {seeds} seeds",
+        headings,
+        [
+            [
+                row["way"],
+                f"{row['record_bytes']:,}",
+                f"{100 * row['ratio']:.2f}%",
+                *(_with_error(row, "pass_at_1", version) for version in (0, *at)),
+                _with_error(row, "pass_at_4", at[-1]),
+            ]
+            for row in rows
+        ],
+    )
+    _finish({"rows": rows, "runs": runs, "picture": str(out)}, as_json, table)
+
+
+def _versions(text: str) -> tuple[int, ...]:
+    try:
+        versions = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        versions = ()
+    if not versions or min(versions) < 1:
+        raise click.BadParameter(f"expected policy versions such as 20,40, got {text!r}", param_hint="--versions")
+    return versions
+
+
+def _with_error(row: dict[str, Any], metric: str, version: int) -> str:
+    error = row[f"{metric}_error"][version]
+    return f"{row[metric][version]:.3f}" + ("" if error is None else f" ± {error:.3f}")
