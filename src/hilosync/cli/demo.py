@@ -21,7 +21,7 @@ from hilosync.cli.learn import conduct
 from hilosync.cli.options import RunOptions, run_options
 from hilosync.cli.picture import draw_learning
 from hilosync.cli.session import Summary
-from hilosync.errors import ConfigurationError
+from hilosync.errors import ConfigurationError, PeerSilent
 from hilosync.log import open_log
 
 __all__ = ["command"]
@@ -46,8 +46,11 @@ def command(options: RunOptions, workers: int, out: Path, compare: bool, as_json
     summaries: list[Summary] = []
     for sync, folder in folders.items():
         _clear(folder)
-        with _workers(folder, workers, options):
-            summary = conduct(replace(options, sync=sync), open_log(f"file:{folder}", create=True))
+        try:
+            with _workers(folder, workers, options):
+                summary = conduct(replace(options, sync=sync), open_log(f"file:{folder}", create=True))
+        except PeerSilent as error:
+            raise PeerSilent(f"{error}; what the workers said is in {folder}/worker-*.log") from error
         (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
         summaries.append(summary)
     draw_learning(summaries, out / "learning.png")

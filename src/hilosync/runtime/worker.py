@@ -59,7 +59,7 @@ class Worker:
         with Heartbeat(mailbox, notice) as heartbeat:
             while True:
                 order = mailbox.take(self._incarnation, wait=0.1)
-                self._advance(heartbeat, watch)
+                self._advance(heartbeat, watch, order)
                 if order is not None and order.version == self._replica.version:
                     content = self._answer(self._replica, order)
                     mailbox.deliver(Delivery(self._incarnation, order, content))
@@ -82,10 +82,13 @@ class Worker:
                         "this worker"
                     )
 
-    def _advance(self, heartbeat: Heartbeat, watch: Callable[[Notice], None] | None) -> None:
+    def _advance(self, heartbeat: Heartbeat, watch: Callable[[Notice], None] | None, order: Order | None) -> None:
         before = self._replica.version
         try:
             version = self._replica.advance()
+            if order is not None and version < order.version:
+                # The order overtook the record, as it may where the two are stored apart.
+                version = self._replica.advance(to=order.version, wait=self._limits.patience)
         except Diverged as error:
             heartbeat.update(state="failed", mismatches=1, checks=self._replica.checks, detail=str(error))
             raise

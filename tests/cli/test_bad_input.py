@@ -1,0 +1,112 @@
+"""Bad input to `hilo`: one clear line, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hilosync.cli.main import main
+
+
+@pytest.fixture
+def hilo(monkeypatch, capsys):
+    """Runs the command line in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hilo", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def one_line(text: str) -> str:
+    """The last line; nothing before it may be a traceback."""
+    assert "Traceback" not in text
+    return text.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--compressor", "zip"], "UnknownName: unknown compressor 'zip': expected one of dense, "),
+        (["--optimizer", "sgdd"], "UnknownName: unknown optimizer 'sgdd': expected one of adamw"),
+        (["--task", "chess"], "UnknownName: unknown task 'chess'"),
+        (["--budget", "300"], "BudgetTooSmall: a budget of 300 bytes per record leaves"),
+        (["--budget", "lots"], "ConfigurationError: cannot read the budget 'lots': expected"),
+        (["--student", "/no/such/model"], "ModelNotFound: no model at '/no/such/model'"),
+        (["--teacher", "nobody/nothing"], "ModelNotFound: could not load the model 'nobody/nothing'"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_anything_is_written(hilo, tmp_path, options, message):
+    log = tmp_path / "run"
+    code, out, err = hilo("learn", f"file:{log}", *options)
+    assert code == 2
+    assert one_line(err).startswith(message)
+    assert out == ""
+    assert not any((log / "steps").iterdir())
+
+
+def test_the_least_budget_that_is_named_is_accepted(hilo, tmp_path):
+    _, _, err = hilo("learn", f"file:{tmp_path / 'a'}", "--budget", "300")
+    enough = one_line(err).split("set a budget of ")[1].split()[0]
+    code, _, err = hilo("learn", f"file:{tmp_path / 'b'}", "--budget", enough, "--patience", "0.2", "--problems", "1")
+    assert code == 3, err  # no worker came, so the budget was taken
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_log_that_is_not_there_is_named(hilo, tmp_path, command):
+    code, _, err = hilo(command, str(tmp_path / "nothing"))
+    assert code == 2
+    assert one_line(err).startswith("LogNotFound: no run at file:") and "nothing" in err
+
+
+def test_a_worker_without_a_run_stops_waiting(hilo, tmp_path):
+    code, _, err = hilo("work", str(tmp_path / "nothing"), "--wait", "0.2")
+    assert code == 2
+    assert one_line(err).startswith("LogNotFound: no run at file:")
+
+
+def test_an_unknown_kind_of_log_is_named(hilo):
+    code, _, err = hilo("verify", "redis://localhost/run")
+    assert code == 2
+    assert one_line(err).startswith("UnknownName: unknown log scheme 'redis': expected one of file, memory")
+
+
+def test_an_unknown_option_is_refused(hilo):
+    code, _, err = hilo("demo", "--budgte", "3")
+    assert code == 2 and "No such option" in err
+
+
+def test_a_folder_that_is_not_a_run_is_not_removed(hilo, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    code, _, err = hilo("demo", "--out", str(tmp_path))
+    assert code == 2
+    assert "is not a run of HiLo" in one_line(err)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_in_the_middle_is_one_line(tmp_path):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", tmp_path], check=False).returncode:
+        pytest.skip("this user may not mount a small file system")
+    options = ["--sync", "full", "--versions", "9", "--workers", "1", "--problems", "1"]
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "hilosync", "demo", "--out", tmp_path / "run", *options],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        written = len(list((tmp_path / "run" / "steps").iterdir()))
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+    assert ended.returncode == 2, ended.stderr
+    last = one_line(ended.stderr)
+    assert last.startswith("LogUnavailable: file:") and "No space left on device" in last
+    assert written == 3  # the genesis and two adapters of 1.3 MB: what was accepted is there

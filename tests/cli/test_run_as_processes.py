@@ -1,0 +1,149 @@
+"""The whole job as a user runs it: real processes, the real tiny models, one log in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SMALL = ["--problems", "16", "--evaluate-every", "100"]
+
+
+def hilo(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hilosync", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, **options)
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hilosync", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def wait_for_version(run, version: int, limit: float = 300.0) -> None:
+    deadline = time.monotonic() + limit
+    while not (run / "steps").is_dir() or len(list((run / "steps").iterdir())) <= version:
+        assert time.monotonic() < deadline, f"version {version} did not appear within {limit} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A short demo: (its folder, its summary)."""
+    out = tmp_path_factory.mktemp("demo") / "run"
+    ended = hilo("demo", "--out", out, "--versions", 6, "--json", *SMALL)
+    assert ended.returncode == 0, ended.stderr
+    return out, json.loads(ended.stdout)
+
+
+def test_a_demo_keeps_its_promises(demo):
+    out, summary = demo
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["versions"] == summary["final_version"] == 6
+    assert summary["workers"] == 2
+    assert summary["digest_checks"] == 12 and summary["digest_mismatches"] == 0
+    assert summary["worker_versions"] == {"worker-1": 6, "worker-2": 6}
+    assert summary["record_bytes_median"] <= summary["record_bytes_max"] <= summary["budget"]
+    assert summary["ratio"] == pytest.approx(summary["record_bytes_median"] / summary["adapter_bytes"])
+    assert (out / "learning.png").stat().st_size > 10_000
+    assert summary["final_digest"] in hilo("inspect", out, "--json").stdout
+
+
+def test_a_demo_of_the_same_seed_has_the_same_bits(demo, tmp_path):
+    _, summary = demo
+    again = hilo("demo", "--out", tmp_path / "again", "--versions", 6, "--workers", 1, "--json", *SMALL)
+    assert json.loads(again.stdout)["final_digest"] == summary["final_digest"]
+
+
+def test_verify_passes_on_the_log_and_names_a_flipped_byte(demo):
+    out, summary = demo
+    ended = hilo("verify", out)
+    assert ended.returncode == 0, ended.stderr
+    assert "6 records replayed, 6 digests checked, all equal" in ended.stdout
+    assert summary["final_digest"][:16] in ended.stdout
+    path = sorted((out / "steps").iterdir())[4]
+    content = path.read_bytes()
+    try:
+        for position in (5, 60, len(content) // 2):
+            path.write_bytes(content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
+            ended = hilo("verify", out)
+            assert ended.returncode == 1
+            assert ended.stderr.strip().splitlines()[-1].startswith("MalformedRecord: record 4 of file:")
+            assert "Traceback" not in ended.stderr
+    finally:
+        path.write_bytes(content)
+
+
+def test_inspect_shows_versions_and_blocks(demo):
+    out, summary = demo
+    whole = json.loads(hilo("inspect", out, "--json").stdout)
+    assert whole["versions"] == 6 and whole["adapter_bytes"] == summary["adapter_bytes"]
+    assert max(record["bytes"] for record in whole["records"]) == summary["record_bytes_max"]
+    one = json.loads(hilo("inspect", out, "--version", 3, "--json").stdout)
+    assert one["digest"] == whole["records"][2]["digest"]
+    assert sum(block["bytes"] for block in one["blocks"]) <= one["payload_bytes"]
+    assert {"name", "rank", "bytes", "tag"} <= one["blocks"][0].keys()
+    assert one["scalars"][0]["beta1"] == pytest.approx(0.9)
+    table = hilo("inspect", out)
+    assert table.returncode == 0 and f"{summary['adapter_bytes']:,} bytes" in table.stdout
+    missing = hilo("inspect", out, "--version", 99)
+    assert missing.returncode == 2 and "the newest is 6" in missing.stderr
+
+
+def test_the_same_run_with_whole_adapters_ships_the_adapter(tmp_path):
+    ended = hilo("demo", "--out", tmp_path / "full", "--versions", 2, "--sync", "full", "--json", *SMALL)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout)
+    assert summary["adapter_bytes"] < summary["record_bytes_median"] < 1.01 * summary["adapter_bytes"]
+    assert summary["digest_checks"] == 4 and summary["digest_mismatches"] == 0
+    assert hilo("verify", tmp_path / "full").returncode == 0
+
+
+def test_a_killed_worker_is_replaced_by_the_other_and_catches_up_when_started_again(tmp_path):
+    run = tmp_path / "run"
+    learner = start("learn", f"file:{run}", "--versions", 16, "--json", *SMALL)
+    workers = {name: start("work", run, "--name", name, "--threads", 1) for name in ("one", "two")}
+    try:
+        wait_for_version(run, 2)
+        workers["one"].send_signal(signal.SIGKILL)
+        before = len(list((run / "steps").iterdir()))
+        wait_for_version(run, before + 3)
+        workers["one"] = start("work", run, "--name", "one", "--threads", 1)
+        out, err = learner.communicate(timeout=400)
+        assert learner.returncode == 0, err
+        summary = json.loads(out)
+        for name, worker in workers.items():
+            said, err = worker.communicate(timeout=60)
+            assert worker.returncode == 0, err
+            assert f"{name}: finished at version 16, digest {summary['final_digest'][:16]}" in said
+    finally:
+        for process in (learner, *workers.values()):
+            process.kill()
+            process.wait()
+    assert summary["worker_versions"] == {"one": 16, "two": 16}
+    assert summary["digest_mismatches"] == 0
+
+
+def test_a_killed_learner_leaves_a_clear_message_and_no_hang(tmp_path):
+    run = tmp_path / "run"
+    learner = start("learn", f"file:{run}", "--versions", 500, *SMALL)
+    worker = start("work", run, "--name", "w", "--patience", "6", "--threads", 1)
+    try:
+        wait_for_version(run, 2)
+        learner.send_signal(signal.SIGKILL)
+        _, err = worker.communicate(timeout=120)
+    finally:
+        for process in (learner, worker):
+            process.kill()
+            process.wait()
+    assert worker.returncode == 3
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("PeerSilent: nothing heard from the learner for") and "safe in the log" in last
+    assert "Traceback" not in err
+    assert hilo("verify", run).returncode == 0
