@@ -12,7 +12,13 @@ from hilosync.compress import accumulate, get_compressor, retain
 from hilosync.errors import BudgetTooSmall, HiLoError, MalformedPayload, NonFinite
 from hilosync.plan import AdapterPlan, Block
 
-NAMES = ["dense", "spar", "spar_rd"]
+NAMES = ["dense", "powersgd", "spar", "spar_rd", "topk", "warmup"]
+
+
+def build(name):
+    return get_compressor(
+        name, {"compressor": "spar", "settings": {"budget": None}, "steps": 1} if name == "warmup" else None
+    )
 
 
 def materialize(decoded):
@@ -62,10 +68,10 @@ def plans_and_gradients(draw):
 @pytest.mark.parametrize("name", NAMES)
 @given(plans_and_gradients())
 @example((AdapterPlan((Block("w", 1, 1),)), torch.tensor([-1e30])))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_gradient_is_encoded_within_budget_and_decoded_to_the_same_bits(name, case):
     plan, gradient = case
-    compressor = get_compressor(name)
+    compressor = build(name)
     budget = budget_for(compressor, plan)
     payload, _ = compressor.encode(plan, compressor.init(plan), gradient, budget)
     assert len(payload) <= budget
@@ -82,7 +88,7 @@ def test_any_gradient_is_encoded_within_budget_and_decoded_to_the_same_bits(name
 @settings(max_examples=40, deadline=None)
 def test_what_is_not_sent_stays_in_the_residual_within_rounding(name, case):
     plan, gradient = case
-    compressor = get_compressor(name)
+    compressor = build(name)
     state, residual = compressor.init(plan), torch.zeros(plan.size)
     for _ in range(3):
         before = residual.clone()
@@ -101,7 +107,7 @@ def test_what_is_not_sent_stays_in_the_residual_within_rounding(name, case):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])
 def test_a_gradient_that_is_not_finite_is_refused_by_the_tensors_name(name, bad, plan, gradient):
-    compressor = get_compressor(name)
+    compressor = build(name)
     spoiled = gradient.clone()
     spoiled[plan.offsets[5] + 3] = bad
     with pytest.raises(NonFinite, match=plan.blocks[5].name):
@@ -110,14 +116,14 @@ def test_a_gradient_that_is_not_finite_is_refused_by_the_tensors_name(name, bad,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_budget_below_the_smallest_payload_is_refused(name, plan, gradient):
-    compressor = get_compressor(name)
+    compressor = build(name)
     with pytest.raises(BudgetTooSmall, match=str(compressor.smallest_payload(plan))):
         compressor.encode(plan, compressor.init(plan), gradient, compressor.smallest_payload(plan) - 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_encode_leaves_the_gradient_as_it_was(name, plan, gradient):
-    compressor = get_compressor(name)
+    compressor = build(name)
     before = gradient.clone()
     compressor.encode(plan, compressor.init(plan), gradient, budget_for(compressor, plan))
     assert torch.equal(before, gradient)
@@ -125,7 +131,7 @@ def test_encode_leaves_the_gradient_as_it_was(name, plan, gradient):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_payloads_raise_malformed_payload(name, plan, gradient):
-    compressor = get_compressor(name)
+    compressor = build(name)
     payload, _ = compressor.encode(plan, compressor.init(plan), gradient, budget_for(compressor, plan))
     damaged = [b"", payload[:1], payload[:-1], payload + b"\0", bytes(len(payload))]
     damaged += [payload[: len(payload) * k // 20] for k in range(20)]
@@ -144,7 +150,7 @@ def test_a_hostile_body_with_a_valid_frame_is_decoded_or_refused(name, body):
     from hilosync.compress.payload import seal
 
     plan = AdapterPlan((Block("a", 4, 9), Block("b", 7, 4)))
-    compressor = get_compressor(name)
+    compressor = build(name)
     kind = compressor.encode(plan, compressor.init(plan), torch.zeros(plan.size), 10**6)[0][0]
     try:
         decoded = compressor.decode(plan, seal(kind, body))
@@ -156,17 +162,17 @@ def test_a_hostile_body_with_a_valid_frame_is_decoded_or_refused(name, body):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_payload_of_another_compressor_or_plan_is_refused(name, plan, gradient):
-    compressor = get_compressor(name)
+    compressor = build(name)
     payload, _ = compressor.encode(plan, compressor.init(plan), gradient, budget_for(compressor, plan))
     with pytest.raises(MalformedPayload):
-        get_compressor("spar" if name == "dense" else "dense").decode(plan, payload)
+        get_compressor("dense" if name == "topk" else "topk").decode(plan, payload)
     with pytest.raises(MalformedPayload):
-        compressor.decode(AdapterPlan(plan.blocks[:-1]), payload)
+        compressor.decode(AdapterPlan(plan.blocks[:1]), payload)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_rebuild_the_decoder(name, plan, gradient):
-    compressor = get_compressor(name)
+    compressor = build(name)
     payload, _ = compressor.encode(plan, compressor.init(plan), gradient, budget_for(compressor, plan))
     rebuilt = get_compressor(compressor.name, compressor.settings())
     assert torch.equal(materialize(rebuilt.decode(plan, payload)), materialize(compressor.decode(plan, payload)))
@@ -174,7 +180,7 @@ def test_settings_rebuild_the_decoder(name, plan, gradient):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_encoders_with_other_thread_counts_write_payloads_that_decode_everywhere(name, plan, gradient):
-    compressor = get_compressor(name)
+    compressor = build(name)
     threads = torch.get_num_threads()
     try:
         for count in (1, 2):
@@ -191,7 +197,7 @@ def test_encoders_with_other_thread_counts_write_payloads_that_decode_everywhere
 
 @pytest.mark.parametrize("name", NAMES)
 def test_describe_names_every_block_and_its_bytes_fit_the_payload(name, plan, gradient):
-    compressor = get_compressor(name)
+    compressor = build(name)
     payload, _ = compressor.encode(plan, compressor.init(plan), gradient, budget_for(compressor, plan))
     rows = compressor.describe(plan, payload)
     assert [row["name"] for row in rows] == [block.name for block in plan.blocks]

@@ -4,16 +4,22 @@ from hilosync.compress.base import Compressor
 from hilosync.compress.budget import UNLIMITED, budget_bytes
 from hilosync.compress.dense import Dense
 from hilosync.compress.feedback import accumulate, default_decay, retain
+from hilosync.compress.powersgd import PowerSGD
 from hilosync.compress.registry import compressor_names, get_compressor
 from hilosync.compress.spar import Spar
 from hilosync.compress.spar_rd import SparRD
+from hilosync.compress.topk import TopK
+from hilosync.compress.warmup import Warmup
 
 __all__ = [
     "UNLIMITED",
     "Compressor",
     "Dense",
+    "PowerSGD",
     "Spar",
     "SparRD",
+    "TopK",
+    "Warmup",
     "accumulate",
     "budget_bytes",
     "compressor_names",

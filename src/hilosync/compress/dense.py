@@ -13,13 +13,11 @@ import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock
 from hilosync.compress.finite import require_finite
-from hilosync.compress.payload import FRAME_BYTES, bf16_bytes, bf16_values, seal, unseal
+from hilosync.compress.payload import FRAME_BYTES, Kind, bf16_bytes, bf16_values, seal, unseal
 from hilosync.errors import BudgetTooSmall, MalformedPayload
 from hilosync.plan import AdapterPlan
 
 __all__ = ["Dense"]
-
-_KIND = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Dense:
                 "take another compressor or no budget"
             )
         require_finite(plan, gradient)
-        return seal(_KIND, bf16_bytes(gradient)), None
+        return seal(Kind.DENSE, bf16_bytes(gradient)), None
 
     def decode(self, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:
         """Reads the elements; see `Compressor.decode`."""
@@ -69,7 +67,7 @@ class Dense:
         ]
 
     def _body(self, plan: AdapterPlan, payload: bytes | memoryview) -> memoryview:
-        body = unseal(_KIND, payload)
+        body = unseal(Kind.DENSE, payload)
         if len(body) != 2 * plan.size:
             raise MalformedPayload(f"expected a body of {2 * plan.size} bytes, got {len(body)}")
         return body

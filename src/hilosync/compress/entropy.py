@@ -19,7 +19,7 @@ import numpy as np
 
 from hilosync.errors import ConfigurationError, MalformedPayload
 
-__all__ = ["CLASSES", "LARGEST_INTEGER", "Shape", "SymbolReader", "SymbolWriter", "frequencies", "reach"]
+__all__ = ["CLASSES", "DEAD_ZONE", "LARGEST_INTEGER", "Shape", "SymbolReader", "SymbolWriter", "frequencies", "reach"]
 
 Shape = Literal["gauss", "laplace", "basis"]
 """Distribution and rounding: coefficients are rounded with a dead zone, bases to nearest."""
@@ -30,18 +30,18 @@ CLASSES = range(-16, 41)
 LARGEST_INTEGER = (1 << 24) - 1
 """Largest magnitude that can be coded: the largest for which every integer is an fp32 value."""
 
-PRECISION = 24
-ESCAPE_WEIGHT = 1 << 10
-FRACTION_BITS = 96
+_PRECISION = 24
+_ESCAPE_WEIGHT = 1 << 10
+_FRACTION_BITS = 96
 DEAD_ZONE = {"gauss": (2, 5), "laplace": (2, 5), "basis": (1, 2)}
 """Rounding offsets as fractions: |x| becomes ⌊|x| + offset⌋."""
 
-WIDEST = 4096
+_WIDEST = 4096
 
 
 def reach(class_: int) -> int:
     """Largest magnitude with a symbol of its own in the tables of a class."""
-    return min(int(10 * 2.0 ** (class_ / 4)) + 6, WIDEST)
+    return min(int(10 * 2.0 ** (class_ / 4)) + 6, _WIDEST)
 
 
 @cache
@@ -50,34 +50,34 @@ def frequencies(shape: Shape, class_: int) -> np.ndarray:
     M = reach(class_)
     count = 2 * M + 2
     tail = _laplace_tail(class_, M) if shape == "laplace" else _gauss_tail(shape, class_, M)
-    free = (1 << PRECISION) - count - ESCAPE_WEIGHT
-    positive = np.array([free * mass >> FRACTION_BITS for mass in tail], dtype=np.int64)
+    free = (1 << _PRECISION) - count - _ESCAPE_WEIGHT
+    positive = np.array([free * mass >> _FRACTION_BITS for mass in tail], dtype=np.int64)
     zero = free - 2 * int(positive.sum())
-    return np.concatenate([positive[::-1], [zero], positive, [ESCAPE_WEIGHT]]) + 1
+    return np.concatenate([positive[::-1], [zero], positive, [_ESCAPE_WEIGHT]]) + 1
 
 
 def _exp(numerator: int, denominator: int) -> int:
     """exp(−numerator/denominator) as a fixed-point integer."""
     context = Context(prec=60)
     exponent = context.divide(Decimal(-numerator), Decimal(denominator))
-    return int(context.multiply(context.exp(exponent), Decimal(1 << FRACTION_BITS)))
+    return int(context.multiply(context.exp(exponent), Decimal(1 << _FRACTION_BITS)))
 
 
 def _squared_scale(class_: int) -> int:
     """s² = 2^(t/2) as a fixed-point integer."""
-    return isqrt(1 << 2 * FRACTION_BITS + class_)
+    return isqrt(1 << 2 * _FRACTION_BITS + class_)
 
 
 def _laplace_tail(class_: int, M: int) -> list[int]:
     """P(v = 1), …, P(v = M): survival is exp(−√2·x/s), so each mass is the one before times a constant."""
     offset, over = DEAD_ZONE["laplace"]
-    decay = isqrt((2 << 3 * FRACTION_BITS) // _squared_scale(class_))  # √2/s
-    unit = over << FRACTION_BITS
+    decay = isqrt((2 << 3 * _FRACTION_BITS) // _squared_scale(class_))  # √2/s
+    unit = over << _FRACTION_BITS
     survival = _exp(decay * (over - offset), unit)
     ratio = _exp(decay * over, unit)
     masses = []
     for _ in range(M):
-        following = survival * ratio >> FRACTION_BITS
+        following = survival * ratio >> _FRACTION_BITS
         masses.append((survival - following) // 2)
         survival = following
     return masses
@@ -93,20 +93,20 @@ def _gauss_tail(shape: Shape, class_: int, M: int) -> list[int]:
     unit = 2 * points * over
     first, step = 2 * points * (over - offset) + over, 2 * over
     below = 2 * square * unit * unit
-    value = _exp(first * first << FRACTION_BITS, below)
-    ratio = _exp((2 * first * step + step * step) << FRACTION_BITS, below)
-    change = _exp(2 * step * step << FRACTION_BITS, below)
+    value = _exp(first * first << _FRACTION_BITS, below)
+    ratio = _exp((2 * first * step + step * step) << _FRACTION_BITS, below)
+    change = _exp(2 * step * step << _FRACTION_BITS, below)
     # Density at 0 times the width of a step: 1/(√(2π)·s·points).
     two_pi = 6_283_185_307_179_586_476_925_286_766_559
-    height = isqrt((10**30 << 3 * FRACTION_BITS) // (two_pi * square)) // points
+    height = isqrt((10**30 << 3 * _FRACTION_BITS) // (two_pi * square)) // points
     masses = []
     for _ in range(M):
         total = 0
         for _ in range(points):
             total += value
-            value = value * ratio >> FRACTION_BITS
-            ratio = ratio * change >> FRACTION_BITS
-        masses.append(height * total >> FRACTION_BITS)
+            value = value * ratio >> _FRACTION_BITS
+            ratio = ratio * change >> _FRACTION_BITS
+        masses.append(height * total >> _FRACTION_BITS)
     return masses
 
 
@@ -139,7 +139,7 @@ def _uniform(size: int) -> Any:
 @cache
 def _geometric(size: int) -> Any:
     """Model of non-negative steps: each next one is about 0.6 times as likely."""
-    weights, left = [], (1 << PRECISION) - size
+    weights, left = [], (1 << _PRECISION) - size
     for _ in range(size - 1):
         weights.append(left * 2 // 5)
         left -= weights[-1]

@@ -13,13 +13,15 @@ record's business (hash chain, signature).
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 import torch
 import xxhash
 
 from hilosync.errors import MalformedPayload
 
-__all__ = ["FRAME_BYTES", "bf16_bytes", "bf16_values", "rank_dtype", "seal", "unseal"]
+__all__ = ["FRAME_BYTES", "Kind", "bf16_bytes", "bf16_values", "rank_dtype", "seal", "unseal"]
 
 FRAME_BYTES = 9
 """Bytes of a frame around an empty body."""
@@ -27,7 +29,17 @@ FRAME_BYTES = 9
 _CHECKSUM = slice(1, FRAME_BYTES)
 
 
-def seal(kind: int, *parts: bytes | memoryview) -> bytes:
+class Kind(IntEnum):
+    """Which compressor wrote a payload."""
+
+    DENSE = 0
+    SPAR = 1
+    SPAR_RD = 2
+    POWERSGD = 3
+    TOPK = 4
+
+
+def seal(kind: Kind, *parts: bytes | memoryview) -> bytes:
     """Frames the concatenation of `parts`."""
     payload = bytearray().join([bytes(FRAME_BYTES), *parts])
     payload[0] = kind
@@ -35,7 +47,7 @@ def seal(kind: int, *parts: bytes | memoryview) -> bytes:
     return bytes(payload)
 
 
-def unseal(kind: int, payload: bytes | memoryview) -> memoryview:
+def unseal(kind: Kind, payload: bytes | memoryview) -> memoryview:
     """The body of a framed payload, without a copy.
 
     Raises:
@@ -52,7 +64,7 @@ def unseal(kind: int, payload: bytes | memoryview) -> memoryview:
     return body
 
 
-def _checksum(kind: int, body: memoryview) -> bytes:
+def _checksum(kind: Kind, body: memoryview) -> bytes:
     return xxhash.xxh3_64_intdigest(body, seed=kind).to_bytes(8, "little")
 
 

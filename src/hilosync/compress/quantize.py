@@ -32,19 +32,19 @@ __all__ = [
     "smallest_class",
 ]
 
-GRID_EXPONENTS = (2, 9)
+_GRID_EXPONENTS = (2, 9)
 """Coarsest and finest grid of a basis: 2^−2 and 2^−9."""
 
-BITS_PRICE = 2 * np.log(2) / 12
+_BITS_PRICE = 2 * np.log(2) / 12
 """−dD/dR of a uniform quantizer at high rate, in Δ² per bit: D = Δ²/12 falls fourfold per bit."""
 
-SIDE_BITS = 3.0
+_SIDE_BITS = 3.0
 """Bits of a component's class and shape, about."""
 
-ROUNDING = DEAD_ZONE["gauss"][0] / DEAD_ZONE["gauss"][1]
+_ROUNDING = DEAD_ZONE["gauss"][0] / DEAD_ZONE["gauss"][1]
 """Offset of the coefficients' rounding: below a half, since a smaller integer costs fewer bits."""
 
-BETWEEN_SHAPES = 0.753
+_BETWEEN_SHAPES = 0.753
 """E|x|/√E[x²] is 0.798 for a Gaussian and 0.707 for a Laplacian variable; the middle decides."""
 
 
@@ -58,7 +58,7 @@ def classes_of(energies: np.ndarray, n: int | np.ndarray, step: float) -> np.nda
 def grid_exponent(class_: int, n: int) -> int:
     """q of a component's basis vector: 2^q ≈ √n·2^(t/4) = σ/Δ, in integers."""
     quarters = class_ + (n * n).bit_length() - 1
-    return min(max((quarters + 2) // 4, GRID_EXPONENTS[0]), GRID_EXPONENTS[1])
+    return min(max((quarters + 2) // 4, _GRID_EXPONENTS[0]), _GRID_EXPONENTS[1])
 
 
 def basis_class(q: int, r: int) -> int:
@@ -77,7 +77,7 @@ def _bits_per_integer(shape: Shape, class_: int) -> float:
 def component_bits(class_: int, r: int, n: int) -> float:
     """Bits of a component of this class, about."""
     q = grid_exponent(class_, n)
-    return n * _bits_per_integer("gauss", class_) + r * _bits_per_integer("basis", basis_class(q, r)) + SIDE_BITS
+    return n * _bits_per_integer("gauss", class_) + r * _bits_per_integer("basis", basis_class(q, r)) + _SIDE_BITS
 
 
 @cache
@@ -87,7 +87,7 @@ def _reduction(class_: int) -> float:
     s = 2.0 ** (class_ / 4)
     # E[2·x·v − v²] with x at the density's mean within each bin: ∫x·φ = s·(φ(a) − φ(b)).
     v = np.arange(1, M + 1)
-    low, high = (v - ROUNDING) / s, (v + 1 - ROUNDING) / s
+    low, high = (v - _ROUNDING) / s, (v + 1 - _ROUNDING) / s
     mean = s * (np.exp(-(low**2) / 2) - np.exp(-(high**2) / 2)) / np.sqrt(2 * np.pi)
     return float(2 * (2 * v * mean - v**2 * probabilities[M + 1 :]).sum())
 
@@ -96,7 +96,7 @@ def _reduction(class_: int) -> float:
 def smallest_class(r: int, n: int) -> int:
     """The smallest class whose components save more distortion than their bits are worth elsewhere."""
     for class_ in CLASSES:
-        if n * _reduction(class_) > BITS_PRICE * component_bits(class_, r, n):
+        if n * _reduction(class_) > _BITS_PRICE * component_bits(class_, r, n):
             return class_
     return CLASSES[-1]
 
@@ -144,6 +144,6 @@ def quantize_coefficients(
     V = ((torch.linalg.solve(gram, U) * half) @ matrix).mul_(1.0 / (step * half))
     spread = torch.linalg.vector_norm(V, dim=1) / n**0.5
     magnitudes = V.abs()
-    laplacian = magnitudes.mean(1) < BETWEEN_SHAPES * spread
-    rounded = magnitudes.add_(ROUNDING).clamp_(max=LARGEST_INTEGER - 1).copysign_(V).to(torch.int32)
+    laplacian = magnitudes.mean(1) < _BETWEEN_SHAPES * spread
+    rounded = magnitudes.add_(_ROUNDING).clamp_(max=LARGEST_INTEGER - 1).copysign_(V).to(torch.int32)
     return rounded.cpu().numpy(), laplacian.cpu().numpy()

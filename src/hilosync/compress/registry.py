@@ -8,8 +8,11 @@ from typing import Any
 
 from hilosync.compress.base import Compressor
 from hilosync.compress.dense import Dense
+from hilosync.compress.powersgd import PowerSGD
 from hilosync.compress.spar import Spar
 from hilosync.compress.spar_rd import SparRD
+from hilosync.compress.topk import TopK
+from hilosync.compress.warmup import Warmup
 from hilosync.errors import ConfigurationError, UnknownName
 
 __all__ = ["ENTRY_POINT_GROUP", "compressor_names", "get_compressor"]
@@ -17,7 +20,14 @@ __all__ = ["ENTRY_POINT_GROUP", "compressor_names", "get_compressor"]
 ENTRY_POINT_GROUP = "hilosync.compressors"
 """Entry point group in which a package registers `name = "module:Class"`."""
 
-_BUILT_IN: dict[str, Callable[..., Compressor]] = {"dense": Dense, "spar": Spar, "spar_rd": SparRD}
+_BUILT_IN: dict[str, Callable[..., Compressor]] = {
+    "dense": Dense,
+    "powersgd": PowerSGD,
+    "spar": Spar,
+    "spar_rd": SparRD,
+    "topk": TopK,
+    "warmup": Warmup,
+}
 
 
 def compressor_names() -> list[str]:

@@ -6,12 +6,8 @@ a block may get rank 0. Shipped are U_k (r×k) and V_k = U_kᵀG (k×n) in bf16,
 
     Ĝ = U_k·V_k,    summed over k ascending.
 
-Body of the payload (frame in `payload`), little endian:
-
-    blocks × u8      ranks (u16 or u32 if some block's short side needs it)
-    per block        left factor (rows×k), right factor (k×columns), bf16, row-major
-
-The short factor is the left one of a wide block and the right one of a tall block.
+The body of the payload is that of `factors`: U_k is the left factor of a wide block, and U_kᵀ the
+right factor of a tall one.
 """
 
 from __future__ import annotations
@@ -19,19 +15,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
+from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.compress.allocate import allocate_ranks
-from hilosync.compress.payload import FRAME_BYTES, bf16_bytes, bf16_values, rank_dtype, seal, unseal
+from hilosync.compress.factors import component_bytes, decode_factors, describe_factors, encode_factors, overhead
+from hilosync.compress.payload import Kind
 from hilosync.compress.spectra import short_side_first, spectra
-from hilosync.errors import BudgetTooSmall, MalformedPayload
-from hilosync.plan import AdapterPlan, Block
+from hilosync.errors import BudgetTooSmall
+from hilosync.plan import AdapterPlan
 
-__all__ = ["Spar", "decode_factors", "encode_factors", "reference_spar"]
-
-_KIND = 1
+__all__ = ["Spar", "reference_spar"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class Spar:
 
     def smallest_payload(self, plan: AdapterPlan) -> int:
         """Bytes of a payload with one component of the cheapest block."""
-        return _overhead(plan) + min(_component_bytes(block) for block in plan.blocks)
+        return overhead(plan) + min(component_bytes(block) for block in plan.blocks)
 
     def init(self, plan: AdapterPlan) -> None:
         """No state."""
@@ -65,83 +59,25 @@ class Spar:
                 f"got {budget}; raise the budget"
             )
         found = spectra(plan, gradient)
-        costs = [_component_bytes(block) for block in plan.blocks]
-        ranks = allocate_ranks([spectrum.energies for spectrum in found], costs, budget - _overhead(plan))
+        costs = [component_bytes(block) for block in plan.blocks]
+        ranks = allocate_ranks([spectrum.energies for spectrum in found], costs, budget - overhead(plan))
         factors = []
         for matrix, spectrum, rank in zip(plan.views(gradient), found, ranks, strict=True):
             U = spectrum.basis[:, :rank].bfloat16().float()
             V = U.T @ short_side_first(matrix)
             factors.append((U, V) if matrix.shape[0] <= matrix.shape[1] else (V.T, U.T))
-        return encode_factors(_KIND, plan, factors), None
+        return encode_factors(Kind.SPAR, plan, factors), None
 
     def decode(self, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:
         """Reads the factors; see `Compressor.decode`."""
-        return decode_factors(_KIND, plan, payload)
+        return decode_factors(Kind.SPAR, plan, payload)
 
     def describe(self, plan: AdapterPlan, payload: bytes | memoryview) -> list[dict[str, Any]]:
         """Rank and bytes of each block."""
-        ranks = _ranks(plan, unseal(_KIND, payload))
-        return [
-            {"name": block.name, "rank": int(rank), "bytes": int(rank) * _component_bytes(block)}
-            for block, rank in zip(plan.blocks, ranks, strict=True)
-        ]
+        return describe_factors(Kind.SPAR, plan, payload)
 
 
 def reference_spar(matrix: torch.Tensor, rank: int) -> torch.Tensor:
     """Ĝ of one block without rounding: the best approximation of this rank (Eckart–Young)."""
     U, sigma, Vh = torch.linalg.svd(matrix.double(), full_matrices=False)
     return (U[:, :rank] * sigma[:rank]) @ Vh[:rank]
-
-
-def encode_factors(kind: int, plan: AdapterPlan, factors: list[tuple[torch.Tensor, torch.Tensor]]) -> bytes:
-    """Writes one pair (left (rows×k), right (k×columns)) per block as bf16."""
-    ranks = np.array([left.shape[1] for left, _ in factors], dtype=_rank_words(plan))
-    return seal(kind, ranks.tobytes(), *(bf16_bytes(factor) for pair in factors for factor in pair))
-
-
-def decode_factors(kind: int, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:
-    """Reads what `encode_factors` wrote; factors are fp32 views of one buffer.
-
-    Raises:
-        MalformedPayload: the bytes are not such a payload for this plan.
-    """
-    body = unseal(kind, payload)
-    ranks = _ranks(plan, body)
-    values = bf16_values(body[len(plan.blocks) * ranks.itemsize :])
-    blocks, start = [], 0
-    for block, rank in zip(plan.blocks, ranks.tolist(), strict=True):
-        middle, end = start + block.rows * rank, start + (block.rows + block.columns) * rank
-        left = values[start:middle].view(block.rows, rank)
-        blocks.append(LowRankBlock(left, values[middle:end].view(rank, block.columns)))
-        start = end
-    return tuple(blocks)
-
-
-def _ranks(plan: AdapterPlan, body: memoryview) -> np.ndarray:
-    """The ranks of a body whose length they explain."""
-    words = _rank_words(plan)
-    length = len(plan.blocks) * words.itemsize
-    if len(body) < length:
-        raise MalformedPayload(f"expected {length} bytes of ranks, got a body of {len(body)} bytes")
-    ranks = np.frombuffer(body[:length], dtype=words)
-    for block, rank in zip(plan.blocks, ranks.tolist(), strict=True):
-        if rank > min(block.rows, block.columns):
-            raise MalformedPayload(f"rank {rank} of {block.name} is beyond its {block.rows} × {block.columns}")
-    expected = length + sum(
-        rank * _component_bytes(block) for block, rank in zip(plan.blocks, ranks.tolist(), strict=True)
-    )
-    if len(body) != expected:
-        raise MalformedPayload(f"expected a body of {expected} bytes for these ranks, got {len(body)}")
-    return ranks
-
-
-def _rank_words(plan: AdapterPlan) -> np.dtype:
-    return rank_dtype(max(min(block.rows, block.columns) for block in plan.blocks))
-
-
-def _component_bytes(block: Block) -> int:
-    return 2 * (block.rows + block.columns)
-
-
-def _overhead(plan: AdapterPlan) -> int:
-    return FRAME_BYTES + len(plan.blocks) * _rank_words(plan).itemsize

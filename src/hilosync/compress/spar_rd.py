@@ -33,7 +33,7 @@ import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
 from hilosync.compress.entropy import CLASSES, SymbolReader, SymbolWriter
-from hilosync.compress.payload import FRAME_BYTES, seal, unseal
+from hilosync.compress.payload import FRAME_BYTES, Kind, seal, unseal
 from hilosync.compress.quantize import (
     basis_class,
     classes_of,
@@ -49,22 +49,21 @@ from hilosync.plan import AdapterPlan, Block
 
 __all__ = ["SparRD"]
 
-KIND = 2
 
-STEP_BYTES = 4
-SMALLEST_STEP = 2.0**-13
+_STEP_BYTES = 4
+_SMALLEST_STEP = 2.0**-13
 """Smallest Δ in units of the largest singular value: with grids of 2^−9, |u·v| sums stay below 2^24."""
 
-STEPS = (2.0**-140, 2.0**100)
+_STEPS = (2.0**-140, 2.0**100)
 """Steps that a payload may have: Δ·2^−q is a positive fp32 value and Δ·2^24 is finite."""
 
-TARGET, ENOUGH = 0.992, 0.98
+_TARGET, _ENOUGH = 0.992, 0.98
 """Share of the budget that a search for Δ aims at, and that ends it."""
 
-TRIES = 5
+_TRIES = 5
 """Encodings of a gradient at most, while one fits the budget."""
 
-GROW = 1.05
+_GROW = 1.05
 """Growth of Δ when a search that ended has found nothing that fits."""
 
 
@@ -90,7 +89,7 @@ class SparRD:
         """Bytes within which a component of the cheapest block surely fits."""
         components = (component_bits(CLASSES[len(CLASSES) // 2], *_sides(block)) for block in plan.blocks)
         ranks = sum(np.log2(1 + _sides(block)[0]) for block in plan.blocks)
-        return FRAME_BYTES + STEP_BYTES + 16 + int((ranks + min(components)) / 8)
+        return FRAME_BYTES + _STEP_BYTES + 16 + int((ranks + min(components)) / 8)
 
     def init(self, plan: AdapterPlan) -> float:
         """Predictions are taken as they are."""
@@ -105,23 +104,23 @@ class SparRD:
         found = spectra(plan, gradient)
         largest = np.sqrt(max(spectrum.energies[0] for spectrum in found))
         if not largest > 0:
-            return seal(KIND, bytes(STEP_BYTES)), state
+            return seal(Kind.SPAR_RD, bytes(_STEP_BYTES)), state
         rate = _Rate(plan, found)
         matrices = [short_side_first(matrix) for matrix in plan.views(gradient)]
-        finest = max(largest * SMALLEST_STEP, STEPS[0])
+        finest = max(largest * _SMALLEST_STEP, _STEPS[0])
         correction, best, step = state, None, 0.0
-        for _ in range(TRIES):
-            previous, step = step, rate.step(TARGET * budget / correction, finest, largest)
+        for _ in range(_TRIES):
+            previous, step = step, rate.step(_TARGET * budget / correction, finest, largest)
             if step == previous:
                 break
             payload = _encode_with_step(plan, matrices, found, step)
             correction = len(payload) / rate.bytes(step)
             if len(payload) <= budget and (best is None or len(payload) > len(best)):
                 best = payload
-                if len(payload) >= ENOUGH * budget or step == finest:
+                if len(payload) >= _ENOUGH * budget or step == finest:
                     break
         while best is None:
-            step *= GROW
+            step *= _GROW
             payload = _encode_with_step(plan, matrices, found, step)
             best = payload if len(payload) <= budget else None
         return best, correction
@@ -155,7 +154,7 @@ class SparRD:
                 for block, block_classes in zip(plan.blocks, classes, strict=True)
             ]
         )
-        share = (len(memoryview(payload)) - FRAME_BYTES - STEP_BYTES) * bits / max(1.0, bits.sum())
+        share = (len(memoryview(payload)) - FRAME_BYTES - _STEP_BYTES) * bits / max(1.0, bits.sum())
         return [
             {"name": block.name, "rank": len(block_classes), "bytes": int(size)}
             for block, block_classes, size in zip(plan.blocks, classes, share, strict=True)
@@ -175,7 +174,7 @@ class _Rate:
             (r, n): np.array([component_bits(t, r, n) if t >= smallest_class(r, n) else 0.0 for t in CLASSES])
             for r, n in self._groups
         }
-        self._fixed = FRAME_BYTES + STEP_BYTES + 8 + sum(np.log2(1 + _sides(b)[0]) for b in plan.blocks) / 8
+        self._fixed = FRAME_BYTES + _STEP_BYTES + 8 + sum(np.log2(1 + _sides(b)[0]) for b in plan.blocks) / 8
 
     def bytes(self, step: float) -> float:
         bits = sum(
@@ -192,7 +191,7 @@ class _Rate:
         for _ in range(24 if high > low else 0):
             middle = (low + high) / 2
             low, high = (low, middle) if self.bytes(float(np.exp(middle))) <= target else (middle, high)
-        return float(np.float32(np.clip(np.exp(high), *STEPS)))
+        return float(np.float32(np.clip(np.exp(high), *_STEPS)))
 
 
 def _sides(block: Block) -> tuple[int, int]:
@@ -239,20 +238,20 @@ def _encode_with_step(plan: AdapterPlan, matrices: list[torch.Tensor], found: li
         writer.uniform(laplacian, 2)
         for row, class_, is_laplacian in zip(V, block_classes.tolist(), laplacian.tolist(), strict=True):
             writer.integers(row, "laplace" if is_laplacian else "gauss", class_)
-    return seal(KIND, np.float32(step).astype("<f4").tobytes(), writer.finish())
+    return seal(Kind.SPAR_RD, np.float32(step).astype("<f4").tobytes(), writer.finish())
 
 
 def _open(plan: AdapterPlan, payload: bytes | memoryview) -> tuple[float, list[np.ndarray], SymbolReader | None]:
     """Δ, the classes of each block's components, and a reader that stands at the bases (None: no gradient)."""
-    body = unseal(KIND, payload)
-    if len(body) < STEP_BYTES:
-        raise MalformedPayload(f"expected a body of at least {STEP_BYTES} bytes, got {len(body)}")
-    step = float(np.frombuffer(body[:STEP_BYTES], dtype="<f4")[0])
-    if step == 0.0 and len(body) == STEP_BYTES:
+    body = unseal(Kind.SPAR_RD, payload)
+    if len(body) < _STEP_BYTES:
+        raise MalformedPayload(f"expected a body of at least {_STEP_BYTES} bytes, got {len(body)}")
+    step = float(np.frombuffer(body[:_STEP_BYTES], dtype="<f4")[0])
+    if step == 0.0 and len(body) == _STEP_BYTES:
         return step, [np.zeros(0, dtype=np.int64)] * len(plan.blocks), None
-    if not STEPS[0] <= step <= STEPS[1]:
-        raise MalformedPayload(f"expected a step between {STEPS[0]:.0e} and {STEPS[1]:.0e}, got {step}")
-    reader = SymbolReader(body[STEP_BYTES:])
+    if not _STEPS[0] <= step <= _STEPS[1]:
+        raise MalformedPayload(f"expected a step between {_STEPS[0]:.0e} and {_STEPS[1]:.0e}, got {step}")
+    reader = SymbolReader(body[_STEP_BYTES:])
     ranks = [int(reader.uniform(1, _sides(block)[0] + 1)[0]) for block in plan.blocks]
     first = iter(reader.uniform(sum(k > 0 for k in ranks), len(CLASSES)).tolist())
     decreases = reader.steps(sum(max(0, k - 1) for k in ranks), len(CLASSES))

@@ -1,0 +1,94 @@
+"""Dense warm-up: the first steps of a run ship the whole gradient, the rest another compressor's payload.
+
+The gradient of the first steps has the least structure in common with what follows (LoRA's B is
+zero, so A gets no gradient at all), and they are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hilosync.arithmetic.gradient import DecodedGradient
+from hilosync.compress.base import Compressor
+from hilosync.compress.budget import budget_bytes
+from hilosync.compress.dense import Dense
+from hilosync.compress.payload import Kind
+from hilosync.errors import BudgetTooSmall, ConfigurationError
+from hilosync.plan import AdapterPlan
+
+__all__ = ["Warmup"]
+
+
+class Warmup:
+    """`dense` for the first steps, then another compressor.
+
+    A run has one limit for all its records, so this compressor has no budget of its own and the
+    inner one's holds after the warm-up, less an allowance for what a record adds to a payload.
+
+    Args:
+        compressor: what follows: a compressor, or its name.
+        settings: of a compressor given by name.
+        steps: how many steps are dense.
+    """
+
+    name = "warmup"
+    budget = None
+
+    def __init__(self, compressor: Compressor | str, settings: Mapping[str, Any] | None = None, steps: int = 5):
+        if isinstance(compressor, str):
+            from hilosync.compress.registry import get_compressor
+
+            compressor = get_compressor(compressor, settings)
+        if steps < 0 or compressor.name == self.name:
+            raise ConfigurationError("expected a warm-up of 0 or more steps before a compressor without one")
+        self.compressor = compressor
+        self.steps = steps
+
+    def settings(self) -> dict[str, Any]:
+        """What follows, and its settings; how long the warm-up lasts is the learner's business."""
+        return {"compressor": self.compressor.name, "settings": self.compressor.settings()}
+
+    def smallest_payload(self, plan: AdapterPlan) -> int:
+        """Bytes of the larger of both smallest payloads."""
+        inner = self.compressor.smallest_payload(plan)
+        return max(inner, Dense().smallest_payload(plan)) if self.steps else inner
+
+    def init(self, plan: AdapterPlan) -> tuple[int, Any]:
+        """Steps done, and the inner compressor's state."""
+        return 0, self.compressor.init(plan)
+
+    def encode(
+        self, plan: AdapterPlan, state: tuple[int, Any], gradient: torch.Tensor, budget: int
+    ) -> tuple[bytes, tuple[int, Any]]:
+        """A dense payload, or the inner compressor's within its own budget; see `Compressor.encode`."""
+        done, inner = state
+        if done < self.steps:
+            payload, _ = Dense().encode(plan, None, gradient, budget)
+        else:
+            own = budget_bytes(self.compressor.budget, plan) - _allowance(plan)
+            if own < (smallest := self.compressor.smallest_payload(plan)):
+                raise BudgetTooSmall(
+                    f"the budget after the warm-up leaves {own} bytes for a payload: "
+                    f"{self.compressor.name} needs at least {smallest}"
+                )
+            payload, inner = self.compressor.encode(plan, inner, gradient, min(budget, own))
+        return payload, (done + 1, inner)
+
+    def decode(self, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:
+        """Reads whichever payload this is; see `Compressor.decode`."""
+        return self._reader(payload).decode(plan, payload)
+
+    def describe(self, plan: AdapterPlan, payload: bytes | memoryview) -> list[dict[str, Any]]:
+        """As whichever compressor wrote the payload describes it."""
+        return self._reader(payload).describe(plan, payload)
+
+    def _reader(self, payload: bytes | memoryview) -> Compressor:
+        return Dense() if memoryview(payload)[:1] == bytes([Kind.DENSE]) else self.compressor
+
+
+def _allowance(plan: AdapterPlan) -> int:
+    """Bytes that a record's header, scalars and tags surely stay below."""
+    return 1024 + 16 * plan.groups + 2 * len(plan.blocks)
