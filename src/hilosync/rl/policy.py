@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,4 +112,8 @@ def attach_adapter(model: PreTrainedModel, rank: int = 64, alpha: int = 64) -> P
     if not targets:
         raise ConfigurationError(f"expected a model with layers named {', '.join(LINEARS)}; found none of them")
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
-    return get_peft_model(model, config).eval()  # pyright: ignore[reportReturnType]
+    with warnings.catch_warnings():
+        # PEFT asks the model for a property that newer versions of transformers have renamed.
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+        adapted = get_peft_model(model, config)
+    return adapted.eval()  # pyright: ignore[reportReturnType]
