@@ -1,0 +1,49 @@
+"""The comparison of compressors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hilosync.bench.capture import capture_to
+from hilosync.bench.codec import run_codec, shannon_bits, synthetic_gradient
+from hilosync.plan import AdapterPlan, Block
+
+PLAN = AdapterPlan(tuple(Block(f"w{i}", 16, 96) for i in range(6)) + tuple(Block(f"x{i}", 48, 16) for i in range(6)))
+
+
+def test_every_compressor_and_budget_gives_one_row_of_the_stated_figures(tmp_path):
+    keep = capture_to(tmp_path / "capture", PLAN)
+    for step in range(4):
+        keep(step + 1, synthetic_gradient(PLAN, seed=step))
+    lines = []
+    rows = run_codec(tmp_path / "capture", None, budgets=("5%", "20%"), progress=lines.append)
+    assert [(row["compressor"], row["budget"]) for row in rows] == [
+        *((name, budget) for name in ("spar", "spar_rd", "powersgd", "topk") for budget in ("5%", "20%")),
+        ("dense", "100%"),
+    ]
+    assert len(lines) == len(rows)
+    for row in rows:
+        assert row["source"] == "captured"
+        assert row["compressor"] == "dense" or row["ratio"] <= float(row["budget"].rstrip("%")) / 100
+        assert 0 <= row["residual_energy"] < 1
+        assert row["bound_ratio"] is None or row["bound_ratio"] > 1
+        assert row["encode_ms"] > 0 and row["decode_ms"] > 0 and row["floor_ms"] > 0
+    energy = {(row["compressor"], row["budget"]): row["residual_energy"] for row in rows}
+    assert energy["spar_rd", "20%"] < energy["spar", "20%"] < energy["spar", "5%"]
+
+
+def test_the_bound_is_the_textbook_one_for_equal_variances_and_falls_with_distortion():
+    plan = AdapterPlan((Block("w", 4, 100),))
+    energies = [np.full(4, 100.0)]  # 400 variables of variance 1
+    assert shannon_bits(plan, energies, 400 * 0.25) == pytest.approx(400, rel=1e-6)  # ½·log₂(4) each
+    assert shannon_bits(plan, energies, 400 * 0.5) == pytest.approx(200, rel=1e-6)
+    assert shannon_bits(plan, energies, 400) == pytest.approx(0, abs=1e-3)
+
+
+def test_a_synthetic_gradient_is_reproducible_and_noise_adds_its_share_of_energy():
+    quiet, noisy = synthetic_gradient(PLAN), synthetic_gradient(PLAN, 0.5)
+    assert torch.equal(quiet, synthetic_gradient(PLAN))
+    energy = [torch.linalg.matrix_norm(view).item() ** 2 for view in PLAN.views(noisy)]
+    assert 1.1 < np.exp(np.mean(np.log(energy))) < 2.5
