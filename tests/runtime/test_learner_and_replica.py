@@ -266,3 +266,50 @@ def test_a_diverged_replica_serves_and_exports_nothing(model, another_model, mem
         with pytest.raises(Diverged):
             use()
     assert not (tmp_path / "x").exists()
+
+
+def test_param_groups_have_rates_of_their_own_and_workers_need_no_settings(model, memory, backward):
+    learner = learner_on(
+        model,
+        memory,
+        optimizer=hilo.AdamW(lr=(1e-2, 0.0)),
+        param_group=lambda name: int(name.endswith("lora_A")),
+    )
+    replica = hilo.Replica.join(memory)
+    before = learner.plan.views(learner.params)
+    for _ in range(3):
+        backward(model)
+        learner.step()
+    assert replica.advance() == 3 and replica.digest == learner.digest
+    for block, old, new in zip(learner.plan.blocks, before, learner.plan.views(replica.params), strict=True):
+        assert torch.equal(old, new) == (block.group == 1), block.name
+
+
+def test_a_torch_scheduler_drives_the_rates(model, memory, backward):
+    learner, replica = learner_on(model, memory), hilo.Replica.join(memory)
+    dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(dummy, T_max=4)
+    for _ in range(4):
+        before = learner.params
+        backward(model)
+        learner.step(tuple(scheduler.get_last_lr()))
+        dummy.step()
+        scheduler.step()
+        assert replica.advance() == learner.version and replica.digest == learner.digest
+        assert not torch.equal(before, learner.params)
+    before = learner.params
+    backward(model)
+    learner.step(tuple(scheduler.get_last_lr()))  # the cosine has come to zero
+    assert torch.equal(before, learner.params)
+
+
+def test_the_residual_is_capped_in_units_of_the_gradient(model, another_model, memory, backward):
+    free, capped = learner_on(model, memory), learner_on(another_model, f"{memory}-capped", residual_cap=0.1)
+    for _ in range(6):
+        backward(model)
+        free_report = free.step()
+        backward(another_model)
+        capped_report = capped.step()
+        assert capped_report.residual_ratio <= 0.1 * (1 + 1e-5)
+    assert free_report.residual_ratio > 0.1
+    assert capped_report.gradient_energies.shape == capped_report.residual_energies.shape == (6,)

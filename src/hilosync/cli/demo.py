@@ -37,7 +37,7 @@ def command(options: RunOptions, workers: int, out: Path, compare: bool, as_json
     """Watch a real on-policy run: a learner trains a rank-64 adapter on what its workers generate.
 
     The workers never receive the adapter, only one compressed gradient per version, and hold the
-    learner's exact bits at every version. Results: OUT/summary.json and OUT/learning.png. To see a
+    learner's exact bits at every version. Results: OUT/summary.json, OUT/steps.jsonl and OUT/learning.png. To see a
     worker lost, kill one of the processes that OUT/worker-1.log names, then start it again with
     `hilo work OUT --name worker-1`.
     """
@@ -48,7 +48,8 @@ def command(options: RunOptions, workers: int, out: Path, compare: bool, as_json
         _clear(folder)
         try:
             with _workers(folder, workers, options):
-                summary = conduct(replace(options, sync=sync), open_log(f"file:{folder}", create=True))
+                log = open_log(f"file:{folder}", create=True)
+                summary = conduct(replace(options, sync=sync), log, folder / "steps.jsonl")
         except PeerSilent as error:
             raise PeerSilent(f"{error}; what the workers said is in {folder}/worker-*.log") from error
         (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))

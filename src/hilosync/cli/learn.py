@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,18 +10,36 @@ import msgspec
 from rich.console import Console
 
 from hilosync.cli.display import Display, summary_table
+from hilosync.cli.history import History
 from hilosync.cli.options import RunOptions, run_options
 from hilosync.cli.session import Session, Summary
 from hilosync.log import Log, open_log
+from hilosync.rl.lockstep import Progress
+from hilosync.runtime import Roll
 
 __all__ = ["command", "conduct"]
 
 
-def conduct(options: RunOptions, log: Log) -> Summary:
-    """Makes all versions of a run on a log, shown on standard error."""
+def conduct(options: RunOptions, log: Log, history: Path | None = None) -> Summary:
+    """Makes all versions of a run on a log, shown on standard error.
+
+    Args:
+        options: what to do.
+        log: an empty log.
+        history: file for a line of figures per version, or None.
+    """
     session = Session(options, log)
-    with Display(_title(options, session), session.learner.plan.adapter_bytes, options.versions) as display:
-        return session.run(display.show, display.watch)
+    plan = session.learner.plan
+    with (
+        History(history, plan) as lines,
+        Display(_title(options, session), plan.adapter_bytes, options.versions) as display,
+    ):
+
+        def show(progress: Progress, roll: Roll) -> None:
+            lines.add(progress)
+            display.show(progress, roll)
+
+        return session.run(show, display.watch)
 
 
 def _title(options: RunOptions, session: Session) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,12 +75,15 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", name)]
 
 
-def bind(model: Any, expected: AdapterPlan | None = None) -> AdapterBinding:
+def bind(
+    model: Any, expected: AdapterPlan | None = None, param_group: Callable[[str], int] | None = None
+) -> AdapterBinding:
     """Reads the plan of a PEFT model's active LoRA adapter and binds its tensors.
 
     Args:
         model: a `peft.PeftModel` with one active LoRA adapter.
         expected: the plan that a log was written for, to be compared with the model's.
+        param_group: the param group of a tensor by its name; None puts all into group 0.
 
     Raises:
         PlanError: the model is not a PEFT model, or has a part that cannot be synchronized or served.
@@ -126,6 +130,7 @@ def bind(model: Any, expected: AdapterPlan | None = None) -> AdapterBinding:
             rows=tensors[name].shape[0],
             columns=tensors[name].shape[1],
             fan_in=tensors[name].shape[1] if name.endswith("lora_A") else 0,
+            group=0 if param_group is None else param_group(name),
         )
         for name in names
     )

@@ -63,6 +63,7 @@ class LearnerMachine:
         initial: torch.Tensor | None = None,
         decay: float | None = None,
         clip: float | None = None,
+        residual_cap: float | None = None,
     ):
         """Starts at version 0.
 
@@ -72,6 +73,7 @@ class LearnerMachine:
             initial: the initial parameters where the genesis names a stored adapter.
             decay: of the error feedback, E ← decay·(G + E − Ĝ); None for the optimizer's default.
             clip: largest norm of G that enters a step, before E is added; None for no limit.
+            residual_cap: largest ‖E‖ that is kept, in units of the step's ‖G‖; None for no limit.
 
         Raises:
             BudgetTooSmall: no payload of the compressor fits into the budget beside the header.
@@ -83,6 +85,7 @@ class LearnerMachine:
         self.pending: Proposal | None = None
         self.decay = default_decay(run.optimizer.name) if decay is None else decay
         self.clip = clip
+        self.residual_cap = residual_cap
         self.residual = torch.zeros(run.plan.size)
         self._encoder = run.compressor.init(run.plan)
         self._previous = run.origin
@@ -133,7 +136,8 @@ class LearnerMachine:
             payload=payload,
             digest=done.digest,
         )
-        left = retain(run.plan, self.residual, done.gradient, self.decay)
+        cap = None if self.residual_cap is None else self.residual_cap * float(energies.sum()) ** 0.5
+        left = retain(run.plan, self.residual, done.gradient, self.decay, cap)
         self.digest = done.digest
         self.pending = Proposal(
             version=version,

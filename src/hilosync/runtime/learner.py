@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save as save_safetensors
 
@@ -33,6 +34,8 @@ class StepReport:
         encode_seconds: time to gather, compress, replay and seal.
         publish_seconds: time until the log had accepted the record.
         residual_ratio: ‖E‖ ⁄ ‖G‖ of the error feedback.
+        gradient_energies: ‖G‖² of each block before clipping, fp64, shape (blocks,).
+        residual_energies: ‖E‖² of each block after the step, fp64, shape (blocks,).
     """
 
     version: int
@@ -40,6 +43,8 @@ class StepReport:
     encode_seconds: float
     publish_seconds: float
     residual_ratio: float
+    gradient_energies: np.ndarray
+    residual_energies: np.ndarray
 
 
 class Learner:
@@ -64,6 +69,8 @@ class Learner:
         seed: int = 0,
         max_grad_norm: float | None = None,
         feedback_decay: float | None = None,
+        residual_cap: float | None = None,
+        param_group: Callable[[str], int] | None = None,
         base_model: str | None = None,
         task: dict[str, Any] | None = None,
         on_gradient: Callable[[int, torch.Tensor], None] | None = None,
@@ -82,6 +89,8 @@ class Learner:
             seed: of the initial adapter.
             max_grad_norm: clips G, before the error feedback, to this norm; None to leave it.
             feedback_decay: E ← decay·(G + E − Ĝ); None for the optimizer's default, 0 for no feedback.
+            residual_cap: largest ‖E‖ that is kept, in units of the step's ‖G‖; None for no limit.
+            param_group: the param group of a tensor by its name, for optimizers with settings per group.
             base_model: path or hub id of the base model, for workers that join.
             task: what workers need to generate, as JSON values.
             on_gradient: called with (version, G) before every step; G must not be changed or kept.
@@ -91,7 +100,7 @@ class Learner:
             BudgetTooSmall: no payload of the compressor fits the budget.
             RunMismatch: the log holds a run already.
         """
-        self._binding = bind(model)
+        self._binding = bind(model, param_group=param_group)
         self.log = open_log(log, create=True) if isinstance(log, str) else log
         if self.log.steps.read(0) is not None:
             raise RunMismatch(
@@ -124,6 +133,7 @@ class Learner:
             initial=initial,
             decay=feedback_decay,
             clip=max_grad_norm,
+            residual_cap=residual_cap,
         )
         self.log.steps.append(0, genesis)
         self._on_gradient = on_gradient
@@ -194,6 +204,8 @@ class Learner:
             encode_seconds=encoded - start,
             publish_seconds=time.perf_counter() - encoded,
             residual_ratio=proposal.residual_ratio,
+            gradient_energies=proposal.gradient_energies,
+            residual_energies=proposal.residual_energies,
         )
 
     def _append(self, proposal: Proposal) -> None:

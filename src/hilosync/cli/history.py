@@ -1,0 +1,51 @@
+"""`steps.jsonl`: what every version cost and kept, one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+
+from hilosync.plan import AdapterPlan
+from hilosync.rl.lockstep import Progress
+
+__all__ = ["History"]
+
+
+class History:
+    """Appends a line per version; a context manager. Without a path it keeps nothing."""
+
+    def __init__(self, path: Path | None, plan: AdapterPlan):
+        self._plan = plan
+        self._stream = path.open("w") if path is not None else None
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def add(self, progress: Progress) -> None:
+        """Writes a version's line: sizes, times, energies ‖G‖² and ‖E‖² by tensor, held-out results."""
+        step, backward = progress.step, progress.backward
+        if self._stream is None or step is None or backward is None:
+            return
+        energies = zip(self._plan.blocks, step.gradient_energies.tolist(), step.residual_energies.tolist(), strict=True)
+        line = {
+            "version": progress.version,
+            "sync/bytes": step.record_bytes,
+            "sync/ratio_to_adapter": step.record_bytes / self._plan.adapter_bytes,
+            "sync/encode_s": step.encode_seconds,
+            "sync/publish_s": step.publish_seconds,
+            "spar/residual_norm": step.residual_ratio,
+            "rollout/reward_mean": backward.reward,
+            "loss": backward.loss,
+            "energies": {block.name: [gradient, residual] for block, gradient, residual in energies},
+        }
+        if progress.evaluation is not None:
+            line |= {"pass@1": progress.evaluation.pass_at_1, "pass@4": progress.evaluation.pass_at_4}
+        self._stream.write(json.dumps(line) + "\n")
+        self._stream.flush()
