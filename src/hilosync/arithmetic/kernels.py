@@ -19,6 +19,7 @@ from hilosync.arithmetic.lanes import (
     advance,
     broadcast,
     load,
+    pointer,
     position_words,
     root,
     signed,
@@ -31,7 +32,7 @@ from hilosync.arithmetic.specification import WEIGHT, buffer_weight
 
 __all__ = ["adamw_rows", "lion_rows", "muon_momentum", "sgdm_rows", "word_sum"]
 
-_inline = numba.njit(error_model="numpy", nogil=True)
+_inline = numba.njit(error_model="numpy", nogil=True, forceinline=True)
 _kernel = numba.njit(error_model="numpy", nogil=True, cache=True)
 """Cached on disk; only whole kernels are, so that no cache file names a vector type."""
 
@@ -47,11 +48,11 @@ _SLOT2 = np.uint64(buffer_weight(2))
 
 @_inline
 def _decode_lanes(left, right, rank, scale, dense, row, columns, column):
-    """Eight elements of Ĝ; `dense` holds the block's values, or nothing for a low-rank block."""
-    if dense.size:
+    """Eight elements of Ĝ; rank −1 stands for a dense block. L, R and the values come as pointers."""
+    if rank < 0:
         return load(dense, row * columns + column)
     g = splat(_ZERO)
-    if rank:
+    if rank > 0:
         g = g + broadcast(left, row * rank) * load(right, column)
         for k in range(1, rank):
             g = g + broadcast(left, row * rank + k) * load(right, k * columns + column)
@@ -61,7 +62,7 @@ def _decode_lanes(left, right, rank, scale, dense, row, columns, column):
 @_inline
 def _decode(left, right, rank, scale, dense, row, columns, column):
     """One element of Ĝ, as `_decode_lanes`."""
-    if dense.size:
+    if rank < 0:
         return dense[row * columns + column]
     g = _ZERO
     for k in range(rank):
@@ -96,7 +97,7 @@ def adamw_rows(p, m, v, start, columns, first, last, left, right, rank, scale, d
         first: first row.
         last: one past the last row.
         left: L of the block, flat, or empty; likewise `right`, R.
-        rank: k of the block.
+        rank: k of the block, −1 for a dense one.
         scale: fp32.
         dense: values of a dense block, flat, or empty.
         s: the scalars of `specification.adamw`, fp32.
@@ -104,6 +105,7 @@ def adamw_rows(p, m, v, start, columns, first, last, left, right, rank, scale, d
     one = (s[0], s[1], s[2], s[3], s[4], s[5], s[6])
     all8 = (splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5]), splat(s[6]))
     scale8 = splat(scale)
+    left, right, dense = pointer(left), pointer(right), pointer(dense)
     sum_p, _ = position_words(_NOTHING, _NOTHING)
     sum_m, sum_v = sum_p, sum_p
     end_p, end_m, end_v = _NOTHING, _NOTHING, _NOTHING
@@ -146,6 +148,7 @@ def lion_rows(p, m, start, columns, first, last, left, right, rank, scale, dense
     one = (s[0], s[1], s[2], s[3], s[4], s[5])
     all8 = (splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5]))
     scale8 = splat(scale)
+    left, right, dense = pointer(left), pointer(right), pointer(dense)
     sum_p, _ = position_words(_NOTHING, _NOTHING)
     sum_m = sum_p
     end_p, end_m = _NOTHING, _NOTHING
@@ -183,6 +186,7 @@ def sgdm_rows(p, m, start, columns, first, last, left, right, rank, scale, dense
     one = (s[0], s[1], s[2], s[3], s[4])
     all8 = (splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]))
     scale8 = splat(scale)
+    left, right, dense = pointer(left), pointer(right), pointer(dense)
     sum_p, _ = position_words(_NOTHING, _NOTHING)
     sum_m = sum_p
     end_p, end_m = _NOTHING, _NOTHING
@@ -216,6 +220,7 @@ def muon_momentum(m, u, start, rows, columns, left, right, rank, scale, dense, s
     momentum, rest, x, y = s[2], s[3], s[4], s[5]
     momentum8, rest8, x8, y8 = splat(momentum), splat(rest), splat(x), splat(y)
     scale8 = splat(scale)
+    left, right, dense = pointer(left), pointer(right), pointer(dense)
     sum_m, _ = position_words(_NOTHING, _NOTHING)
     end_m = _NOTHING
     whole = columns - columns % LANES

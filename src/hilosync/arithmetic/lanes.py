@@ -26,6 +26,7 @@ __all__ = [
     "advance",
     "broadcast",
     "load",
+    "pointer",
     "position_words",
     "root",
     "signed",
@@ -79,13 +80,25 @@ def _splat(builder, scalar, kind):
     return builder.shuffle_vector(single, empty, ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count))
 
 
-def _pointer(context, builder, signature, array, index, kind):
-    data = context.make_array(signature.args[0])(context, builder, array).data
+def _address(context, builder, signature, array, index, kind):
+    data = array
+    if isinstance(signature.args[0], types.Array):
+        data = context.make_array(signature.args[0])(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
 
 
 def _vector_of(array):
     return _lanes if array.dtype == types.float32 else _doubles
+
+
+@_intrinsic
+def pointer(typing, array):
+    """Where a contiguous array begins: unlike an array it can be passed on without counting a reference."""
+
+    def codegen(context, builder, signature, arguments):
+        return context.make_array(signature.args[0])(context, builder, arguments[0]).data
+
+    return types.CPointer(array.dtype)(array), codegen
 
 
 def _binary(emit):
@@ -125,11 +138,11 @@ def splat(typing, scalar):
 
 @_intrinsic
 def broadcast(typing, array, index):
-    """array[index] of a contiguous array in every lane: `Lanes` from fp32, `Doubles` from fp64."""
+    """array[index] of a contiguous array or pointer in every lane: `Lanes` from fp32, `Doubles` from fp64."""
     result = _vector_of(array)
 
     def codegen(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], result.kind.element)
+        pointer = _address(context, builder, signature, arguments[0], arguments[1], result.kind.element)
         return _splat(builder, builder.load(pointer), result.kind)
 
     return result(array, types.intp), codegen
@@ -137,11 +150,11 @@ def broadcast(typing, array, index):
 
 @_intrinsic
 def load(typing, array, index):
-    """The `Lanes` or `Doubles` that begin at `index` of a contiguous fp32 or fp64 array."""
+    """The `Lanes` or `Doubles` that begin at `index` of a contiguous fp32 or fp64 array or pointer."""
     result = _vector_of(array)
 
     def codegen(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], result.kind)
+        pointer = _address(context, builder, signature, arguments[0], arguments[1], result.kind)
         return builder.load(pointer, align=4)
 
     return result(array, types.intp), codegen
@@ -152,7 +165,7 @@ def store(typing, array, index, vector):
     """Writes `Lanes` or `Doubles` from `index` on."""
 
     def codegen(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature, arguments[0], arguments[1], vector.kind)
+        pointer = _address(context, builder, signature, arguments[0], arguments[1], vector.kind)
         builder.store(arguments[2], pointer, align=4)
         return context.get_dummy_value()
 

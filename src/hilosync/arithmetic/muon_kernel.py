@@ -33,7 +33,7 @@ def muon_block(p, m, start, rows, columns, left, right, rank, scale, dense, s, r
         start: where the block begins in them.
         rows: of the block; likewise `columns`.
         left: L of the block, flat, or empty; likewise `right`, R.
-        rank: k of the block.
+        rank: k of the block, −1 for a dense one.
         scale: fp32.
         dense: values of a dense block, flat, or empty.
         s: the scalars of `specification.muon_momentum`, fp32.

@@ -14,7 +14,7 @@ import math
 import numba
 import numpy as np
 
-from hilosync.arithmetic.lanes import broadcast, load, store
+from hilosync.arithmetic.lanes import broadcast, load, pointer, store
 from hilosync.arithmetic.specification import NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS
 
 __all__ = ["PAD", "grid_bits", "iterate", "long_grid", "multiply", "padded", "symmetric_gram"]
@@ -22,6 +22,7 @@ __all__ = ["PAD", "grid_bits", "iterate", "long_grid", "multiply", "padded", "sy
 PAD = 8
 
 _jit = numba.njit(error_model="numpy", nogil=True)
+_inline = numba.njit(error_model="numpy", nogil=True, forceinline=True)
 
 _A, _B, _C = NEWTON_SCHULZ
 _PANEL = 64
@@ -74,9 +75,9 @@ def long_grid(u, rows, columns, bits, q, side):
                 q[j * side + i] = np.rint(np.float64(u[i * columns + j]) * scale)
 
 
-@_jit
+@_inline
 def _tile(a, a_at, a_row, a_step, b, b_at, b_step, count, out, at, out_row):
-    """out[r, c] += Σₖ a[r, k] · b[k, c] for four rows and eight columns, sums kept in registers."""
+    """out[r, c] += Σₖ a[r, k] · b[k, c] for four rows and eight columns, sums kept in registers; all are pointers."""
     c00, c01 = load(out, at), load(out, at + 4)
     c10, c11 = load(out, at + out_row), load(out, at + out_row + 4)
     c20, c21 = load(out, at + 2 * out_row), load(out, at + 2 * out_row + 4)
@@ -104,12 +105,13 @@ def _tile(a, a_at, a_row, a_step, b, b_at, b_step, count, out, at, out_row):
 def symmetric_gram(q, long, side, gram):
     """gram ← Σₙ q[n, i] · q[n, j], flat side × side, from q, flat long × side."""
     gram[:] = 0.0
+    x, out = pointer(q), pointer(gram)
     for first in range(0, long, _PANEL):
         count = min(_PANEL, long - first)
         at = first * side
         for i in range(0, side, 4):
             for j in range(i - i % 8, side, 8):
-                _tile(q, at + i, 1, side, q, at + j, side, count, gram, i * side + j, side)
+                _tile(x, at + i, 1, side, x, at + j, side, count, out, i * side + j, side)
     for i in range(side):
         for j in range(i):
             gram[i * side + j] = gram[j * side + i]
@@ -119,9 +121,10 @@ def symmetric_gram(q, long, side, gram):
 def multiply(a, first, rows, b, side, out):
     """out ← rows `first` … of a (… × side) times b (side × side), all flat; `rows` is a multiple of 4."""
     out[: rows * side] = 0.0
+    left, right, result = pointer(a), pointer(b), pointer(out)
     for i in range(0, rows, 4):
         for j in range(0, side, 8):
-            _tile(a, (first + i) * side, side, 1, b, j, side, side, out, i * side + j, side)
+            _tile(left, (first + i) * side, side, 1, right, j, side, side, result, i * side + j, side)
 
 
 @_jit

@@ -20,9 +20,9 @@ from hilosync.optim.elementwise import Backend, Rule, replay
 from hilosync.optim.groups import PerGroup, per_group
 from hilosync.plan import AdapterPlan
 
-__all__ = ["AdamW"]
+__all__ = ["RULE", "AdamW"]
 
-_RULE = Rule(specification.adamw, portable.adamw, kernels.adamw_rows)
+RULE = Rule(specification.adamw, portable.adamw, kernels.adamw_rows)
 
 
 @dataclass(frozen=True)
@@ -63,4 +63,4 @@ class AdamW:
 
     def step(self, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, scalars: np.ndarray) -> np.ndarray:
         """One step in place; returns the state sums."""
-        return replay(_RULE, plan, state, gradient, scalars, self.backend)
+        return replay(RULE, plan, state, gradient, scalars, self.backend)

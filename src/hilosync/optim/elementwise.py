@@ -175,8 +175,8 @@ def _replay_numba(
 def factors_of(
     part: LowRankBlock | DenseBlock,
 ) -> tuple[np.ndarray, np.ndarray, int, np.float32, np.ndarray]:
-    """(left, right, rank, scale, dense) as the kernels take them, all flat."""
+    """(left, right, rank, scale, dense) as the kernels take them, all flat; rank −1 for a dense block."""
     if isinstance(part, DenseBlock):
-        return _EMPTY, _EMPTY, 0, np.float32(1), part.values.numpy().reshape(-1)
+        return _EMPTY, _EMPTY, -1, np.float32(1), part.values.numpy().reshape(-1)
     left, right = part.left.numpy(), part.right.numpy()
     return left.reshape(-1), right.reshape(-1), left.shape[1], np.float32(part.scale), _EMPTY

@@ -19,9 +19,9 @@ from hilosync.optim.elementwise import Backend, Rule, replay
 from hilosync.optim.groups import PerGroup, per_group
 from hilosync.plan import AdapterPlan
 
-__all__ = ["Lion"]
+__all__ = ["RULE", "Lion"]
 
-_RULE = Rule(specification.lion, portable.lion, kernels.lion_rows)
+RULE = Rule(specification.lion, portable.lion, kernels.lion_rows)
 
 
 @dataclass(frozen=True)
@@ -59,4 +59,4 @@ class Lion:
 
     def step(self, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, scalars: np.ndarray) -> np.ndarray:
         """One step in place; returns the state sums."""
-        return replay(_RULE, plan, state, gradient, scalars, self.backend)
+        return replay(RULE, plan, state, gradient, scalars, self.backend)

@@ -18,9 +18,9 @@ from hilosync.optim.elementwise import Backend, Rule, replay
 from hilosync.optim.groups import PerGroup, per_group
 from hilosync.plan import AdapterPlan
 
-__all__ = ["SGDM"]
+__all__ = ["RULE", "SGDM"]
 
-_RULE = Rule(specification.sgdm, portable.sgdm, kernels.sgdm_rows)
+RULE = Rule(specification.sgdm, portable.sgdm, kernels.sgdm_rows)
 
 
 @dataclass(frozen=True)
@@ -60,4 +60,4 @@ class SGDM:
 
     def step(self, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, scalars: np.ndarray) -> np.ndarray:
         """One step in place; returns the state sums."""
-        return replay(_RULE, plan, state, gradient, scalars, self.backend)
+        return replay(RULE, plan, state, gradient, scalars, self.backend)
