@@ -4,10 +4,10 @@
 
 Both are Qwen3 models of 860,288 parameters (1.7 MB in bf16), trained by imitation on one thread, in
 about a quarter of an hour. The teacher imitates right answers. The student leaves the teacher's run
-at step 600 and imitates, for 200 more steps, somebody who knows the procedure but tosses a coin for
-every check of a statement with `implies` or `iff`: it has two connectives to learn, and the checks
-of the other statements to get more reliable at. It once saw the right use of both (600 steps of it),
-so this measures relearning as much as learning.
+at step 2000 and imitates, for 150 more steps, somebody who knows the procedure but tosses a coin for
+every check of a statement with `or`, `implies` or `iff`, and errs in every tenth check of the others.
+What a run on it measures is therefore mostly the repair of an ability that was damaged on purpose; a
+student that had merely been trained less learned a third as fast.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def connectives(statement: Statement) -> set[str]:
     return {statement[0]}.union(*(connectives(part) for part in statement[1:] if isinstance(part, tuple)))
 
 
-def coin_tosser(seed: int) -> Callable[[Problem], str]:
-    """A writer whose checks of statements with `implies` or `iff` are right half the time."""
+def clumsy_writer(seed: int) -> Callable[[Problem], str]:
+    """A writer who guesses about `or`, `implies` and `iff`, and errs in a tenth of the other checks."""
     coin = random.Random(seed)
 
     def write(problem: Problem) -> str:
-        unknown = [bool(connectives(statement) & {"->", "<=>"}) for statement in problem.statements]
-        return enumeration(problem, lambda person, roles, right: coin.random() < 0.5 if unknown[person] else right)
+        errors = [0.5 if connectives(s) & {"or", "->", "<=>"} else 0.1 for s in problem.statements]
+        return enumeration(problem, lambda person, roles, right: right ^ (coin.random() < errors[person]))
 
     return write
 
@@ -172,10 +172,10 @@ def main() -> None:
 
     print("seeds: weights 0, teacher's batches 0, coins 7, student's batches 3")
     pairs = demonstrations(TASK.held_out, 24_000)
-    teacher, undecayed = imitate(new_model(0), pairs, steps=3000, seed=0, learning_rate=1.5e-3, decay=0.4, keep_at=600)
+    teacher, undecayed = imitate(new_model(0), pairs, steps=3000, seed=0, learning_rate=1.5e-3, decay=0.4, keep_at=2000)
     save(teacher, out / "tiny-kk-teacher")
-    pairs = demonstrations(500_000, 5000, coin_tosser(7))
-    student, _ = imitate(undecayed, pairs, steps=200, seed=3, learning_rate=1e-3, decay=0.9)
+    pairs = demonstrations(500_000, 4800, clumsy_writer(7))
+    student, _ = imitate(undecayed, pairs, steps=150, seed=3, learning_rate=1e-3, decay=0.9)
     save(student, out / "tiny-kk-student")
 
 
