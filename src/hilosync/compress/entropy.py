@@ -39,6 +39,7 @@ DEAD_ZONE = {"gauss": (2, 5), "laplace": (2, 5), "basis": (1, 2)}
 _WIDEST = 4096
 
 
+@cache
 def reach(class_: int) -> int:
     """Largest magnitude with a symbol of its own in the tables of a class."""
     return min(int(10 * 2.0 ** (class_ / 4)) + 6, _WIDEST)
@@ -166,7 +167,8 @@ class SymbolWriter:
         """Signed integers, int32, shape (count,), with the tables of a class."""
         M = reach(class_)
         symbols = values + np.int32(M)
-        if symbols.size and (symbols.min() < 0 or symbols.max() > 2 * M):
+        # As unsigned words, negative symbols are the largest: one pass finds both sides.
+        if symbols.view(np.uint32).max(initial=0) > 2 * M:
             outside = np.abs(values) > M
             symbols[outside] = 2 * M + 1
             self._encoder.encode(symbols, _model(shape, class_))

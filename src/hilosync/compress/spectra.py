@@ -60,8 +60,9 @@ def spectra(plan: AdapterPlan, gradient: torch.Tensor) -> list[Spectrum]:
         ascending, bases = torch.linalg.eigh(grams)
         energies = ascending.flip(-1).clamp_(min=0).double().cpu().numpy()
         energies = np.ldexp(energies, 2 * np.array(exponents)[:, None])
-        bases = bases.flip(-1)
-        found |= {m: Spectrum(energies[i], bases[i]) for i, m in enumerate(members)}
+        found |= {
+            index: Spectrum(*pair) for index, *pair in zip(members, energies, bases.flip(-1).unbind(), strict=True)
+        }
     return [found[index] for index in range(len(matrices))]
 
 
