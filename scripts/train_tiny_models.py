@@ -7,7 +7,7 @@ about a quarter of an hour. The teacher imitates right answers. The student leav
 at step 2000 and imitates, for 150 more steps, somebody who knows the procedure but tosses a coin for
 every check of a statement with `or`, `implies` or `iff`, and errs in every tenth check of the others.
 What a run on it measures is therefore mostly the repair of an ability that was damaged on purpose; a
-student that had merely been trained less learned a third as fast.
+student that had merely been trained less learned much more slowly.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import pytest
 
 from hilosync.errors import ConfigurationError
 from hilosync.rl.evaluation import evaluate, pass_at_k
+from hilosync.rl.policy import load_model, load_tokenizer
+from hilosync.rl.tasks import open_task
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -27,3 +29,13 @@ def test_an_evaluation_repeats_itself(model, tokenizer, task):
     assert 0.0 <= first.pass_at_1 <= first.pass_at_4 <= 1.0
     with pytest.raises(ConfigurationError, match="held-out problems"):
         evaluate(model, tokenizer, task, problems=10_000)
+
+
+def test_the_teacher_knows_what_the_student_has_to_learn():
+    tokenizer = load_tokenizer("tiny-kk-teacher")
+    task = open_task("knights-compact", tokenizer)
+    teacher, student = (
+        evaluate(load_model(name), tokenizer, task, problems=80) for name in ("tiny-kk-teacher", "tiny-kk-student")
+    )
+    assert teacher.pass_at_1 >= 0.88
+    assert 0.08 <= student.pass_at_1 <= 0.28
