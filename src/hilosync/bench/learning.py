@@ -88,7 +88,7 @@ def run_learning(
     ways: Sequence[Way] = WAYS,
     seeds: Sequence[int] = (0, 1, 2),
     versions: Sequence[int] = (20, 40),
-    lr: float = 1e-3,
+    lr: float = 2e-3,
     problems: int = 200,
     processes: int = 2,
     progress: Callable[[str], None] = lambda message: None,

@@ -61,7 +61,7 @@ def replay(model: str, rank: int, optimizer: str, threads: int, ranks_per_block:
 @command.command("learning")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Number of seeds.")
 @click.option("--versions", default="20,40", show_default=True, help="Policy versions to evaluate at.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate of AdamW.")
+@click.option("--lr", default=2e-3, show_default=True, help="Learning rate of AdamW.")
 @click.option("--problems", default=200, show_default=True, type=click.IntRange(1), help="Held-out problems.")
 @click.option("--ways", help="Only the ways whose names contain one of these, separated by commas.")
 @click.option("--processes", default=2, show_default=True, type=click.IntRange(1), help="Runs at a time.")
