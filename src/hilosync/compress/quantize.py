@@ -29,6 +29,7 @@ __all__ = [
     "grid_exponent",
     "quantize_basis",
     "quantize_coefficients",
+    "reference_coefficients",
     "smallest_class",
 ]
 
@@ -149,3 +150,10 @@ def quantize_coefficients(
     laplacian = magnitudes.mean(1) < _BETWEEN_SHAPES * spread
     rounded = magnitudes.add_(_ROUNDING).copysign_(V).to(torch.int32)
     return rounded.cpu().numpy(), laplacian.cpu().numpy()
+
+
+def reference_coefficients(matrix: torch.Tensor, integers: np.ndarray, classes: np.ndarray, step: float) -> np.ndarray:
+    """V of `quantize_coefficients` as the equation reads, in fp64: ⌊|v|/Δ + offset⌋ with the sign of v."""
+    grid = np.array([2.0 ** grid_exponent(t, matrix.shape[1]) for t in classes.tolist()])
+    V = np.linalg.lstsq((integers / grid[:, None]).T, matrix.double().numpy(), rcond=None)[0] / step
+    return (np.floor(np.abs(V) + _ROUNDING) * np.sign(V)).astype(np.int64)
