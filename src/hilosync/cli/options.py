@@ -30,6 +30,7 @@ class RunOptions:
         problems: held-out problems of an evaluation.
         max_grad_norm: clips the gradient; None to leave it.
         limits: how long learner and workers wait for each other.
+        threads: of the learner's process.
         capture: folder for the gradients of every step, or None.
     """
 
@@ -44,6 +45,7 @@ class RunOptions:
     problems: int
     max_grad_norm: float | None
     limits: Limits
+    threads: int
     capture: str | None
 
 
@@ -82,6 +84,13 @@ _SHARED = [
     click.option("--samples", default=4, show_default=True, type=click.IntRange(1), help="Completions per prompt."),
     click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of prompts, noise and adapter."),
     click.option("--device", default="cpu", show_default=True, help="Where learner and workers compute."),
+    click.option(
+        "--threads",
+        default=1,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Threads of the learner; a run repeats bit for bit only with the same number.",
+    ),
     click.option("--patience", default=60.0, show_default=True, help="Seconds without a worker before giving up."),
     click.option("--capture-gradients", "capture", type=click.Path(file_okay=False), help="Save all gradients."),
 ]

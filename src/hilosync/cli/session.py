@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import torch
 
 from hilosync.baselines import begin_learner
 from hilosync.bench.capture import capture_to
@@ -88,6 +89,7 @@ class Session:
             ConfigurationError: an unknown name, a budget too small, a missing model; nothing was written.
         """
         self.options = options
+        torch.set_num_threads(options.threads)
         optimizer = get_optimizer(options.optimizer, {"lr": options.lr})
         settings = {} if options.compressor == "dense" else {"budget": options.budget}
         compressor = get_compressor(options.compressor, settings)
