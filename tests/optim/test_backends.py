@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from hilosync.arithmetic import DenseBlock, LowRankBlock
+from hilosync.arithmetic import DenseBlock, LowRankBlock, portable
 from hilosync.arithmetic.digest import state_sums
 from hilosync.errors import ConfigurationError, MalformedPayload
-from hilosync.optim import SGDM, AdamW, Lion, Muon, init_state
+from hilosync.optim import SGDM, AdamW, Lion, Muon, adamw, init_state, threads
 from hilosync.plan import AdapterPlan, Block
 
 PLAN = AdapterPlan(
@@ -51,11 +51,17 @@ def gradients(seed: int, steps: int) -> list:
     return result
 
 
-def trajectory(optimizer, steps: int = 6):
+def moved(part: LowRankBlock | DenseBlock, device: str) -> LowRankBlock | DenseBlock:
+    if isinstance(part, DenseBlock):
+        return DenseBlock(part.values.to(device))
+    return LowRankBlock(part.left.to(device), part.right.to(device), part.scale)
+
+
+def trajectory(optimizer, steps: int = 6, device: str = "cpu"):
     params = tricky((PLAN.size,), torch.Generator().manual_seed(1))
-    state = init_state(PLAN, optimizer, params)
+    state = init_state(PLAN, optimizer, params.to(device))
     sums = [
-        optimizer.step(PLAN, state, gradient, optimizer.scalars(version))
+        optimizer.step(PLAN, state, tuple(moved(part, device) for part in gradient), optimizer.scalars(version))
         for version, gradient in enumerate(gradients(2, steps), start=1)
     ]
     return state, sums
@@ -72,6 +78,54 @@ def test_every_backend_gives_the_bits_of_the_specification(optimizer, backend):
         assert a.tolist() == b.tolist()
     assert found_sums[-1].tolist() == state_sums(PLAN, found).tolist()
     assert all(buffer.isfinite().all() for buffer in expected.buffers())
+
+
+def planted_fma(p, m, v, g, s):
+    decay, step_size, beta1, rest1, beta2, rest2, epsilon = s
+    # fp64 holds the product of two fp32 numbers, so one rounding at the end is a fused multiply-add.
+    m = (m.double() * beta1 + (g * rest1).double()).float()
+    v = v * beta2 + (g * g) * rest2
+    return p * decay - torch.div(m, portable.exact_sqrt(v) + epsilon) * step_size, m, v
+
+
+def planted_root(p, m, v, g, s):
+    decay, step_size, beta1, rest1, beta2, rest2, epsilon = s
+    m, v = m * beta1 + g * rest1, v * beta2 + (g * g) * rest2
+    # torch.sqrt where it is not correctly rounded, and its error planted where it is.
+    root = torch.nextafter(portable.exact_sqrt(v), torch.ones_like(v))
+    return p * decay - torch.div(m, root + epsilon) * step_size, m, v
+
+
+def planted_addcdiv(p, m, v, g, s):
+    decay, step_size, beta1, rest1, beta2, rest2, epsilon = s
+    m, v = m * beta1 + g * rest1, v * beta2 + (g * g) * rest2
+    return torch.addcdiv(p * decay, m, portable.exact_sqrt(v) + epsilon, value=-step_size), m, v
+
+
+@pytest.mark.parametrize("planted", [planted_fma, planted_root, planted_addcdiv])
+def test_a_planted_violation_does_not_go_unnoticed(monkeypatch, planted):
+    monkeypatch.setattr(adamw, "RULE", replace(adamw.RULE, portable=planted))
+    optimizer = OPTIMIZERS["adamw"]
+    expected, expected_sums = trajectory(replace(optimizer, backend="numpy"))
+    found, found_sums = trajectory(replace(optimizer, backend="torch"))
+    assert not all(torch.equal(a, b) for a, b in zip(expected.buffers(), found.buffers(), strict=True))
+    assert expected_sums[-1].tolist() != found_sums[-1].tolist()
+
+
+def test_two_threads_give_the_bits_of_one(monkeypatch):
+    monkeypatch.setattr(threads, "_SMALLEST", 1)
+    before = torch.get_num_threads()
+    try:
+        for optimizer in OPTIMIZERS.values():
+            torch.set_num_threads(1)
+            expected, expected_sums = trajectory(optimizer)
+            torch.set_num_threads(3)
+            found, found_sums = trajectory(optimizer)
+            for a, b in zip(expected.buffers(), found.buffers(), strict=True):
+                assert torch.equal(a.view(torch.int32), b.view(torch.int32)), optimizer.name
+            assert [s.tolist() for s in expected_sums] == [s.tolist() for s in found_sums]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_gradient_of_another_shape_is_refused_before_it_is_applied():

@@ -4,16 +4,15 @@ A kernel walks rows of a block eight elements at a time: it decodes Ĝ in regist
 buffer, and adds the new words to the block's sum. Rows and blocks are independent, so threads may
 take any of them in any order.
 
-Rules that keep the bits: no `fastmath` (it would fuse multiply and add), fp32 scalars only, one
-operation per rounding. `error_model="numpy"` only removes the check for division by zero.
-The kernels trust their arguments; `optim.elementwise` checks shapes.
+Rules that keep the bits: fp32 scalars only, one operation per rounding, nothing fused. The kernels
+trust their arguments; `optim.elementwise` checks shapes.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hilosync.arithmetic.compilation import inlined, kernel
 from hilosync.arithmetic.lanes import (
     LANES,
     advance,
@@ -32,10 +31,6 @@ from hilosync.arithmetic.specification import WEIGHT, buffer_weight
 
 __all__ = ["adamw_rows", "lion_rows", "muon_momentum", "sgdm_rows", "word_sum"]
 
-_inline = numba.njit(error_model="numpy", nogil=True, forceinline=True)
-_kernel = numba.njit(error_model="numpy", nogil=True, cache=True)
-"""Cached on disk; only whole kernels are, so that no cache file names a vector type."""
-
 _ORIGIN = np.uint64(WEIGHT)
 _STRIDE = np.uint64(2 * WEIGHT)
 _ADVANCE = np.uint64(2 * WEIGHT * LANES)
@@ -46,7 +41,7 @@ _SLOT1 = np.uint64(buffer_weight(1))
 _SLOT2 = np.uint64(buffer_weight(2))
 
 
-@_inline
+@inlined
 def _decode_lanes(left, right, rank, scale, dense, row, columns, column):
     """Eight elements of Ĝ; rank −1 stands for a dense block. L, R and the values come as pointers."""
     if rank < 0:
@@ -59,7 +54,7 @@ def _decode_lanes(left, right, rank, scale, dense, row, columns, column):
     return scale * g
 
 
-@_inline
+@inlined
 def _decode(left, right, rank, scale, dense, row, columns, column):
     """One element of Ĝ, as `_decode_lanes`."""
     if rank < 0:
@@ -70,14 +65,14 @@ def _decode(left, right, rank, scale, dense, row, columns, column):
     return scale * g
 
 
-@_inline
+@inlined
 def _weigh(x, position):
     """The word of one fp32 value times its position's weight."""
     word = np.uint64(np.float32(x).view(np.uint32))
     return word * ((_ORIGIN + np.uint64(position) * _STRIDE) & _LOW)
 
 
-@_inline
+@inlined
 def _adamw(p, m, v, g, s):
     decay, step_size, beta1, rest1, beta2, rest2, epsilon = s
     m = beta1 * m + rest1 * g
@@ -86,7 +81,7 @@ def _adamw(p, m, v, g, s):
     return p, m, v
 
 
-@_kernel
+@kernel
 def adamw_rows(p, m, v, start, columns, first, last, left, right, rank, scale, dense, s):
     """AdamW on rows `first` … `last` of the block at `start`; returns their part of the block's sum.
 
@@ -133,7 +128,7 @@ def adamw_rows(p, m, v, start, columns, first, last, left, right, rank, scale, d
     return total(sum_p) + end_p + _SLOT1 * (total(sum_m) + end_m) + _SLOT2 * (total(sum_v) + end_v)
 
 
-@_inline
+@inlined
 def _lion(p, m, g, s):
     decay, rate, beta1, rest1, beta2, rest2 = s
     c = beta1 * m + rest1 * g
@@ -142,7 +137,7 @@ def _lion(p, m, g, s):
     return p, m
 
 
-@_kernel
+@kernel
 def lion_rows(p, m, start, columns, first, last, left, right, rank, scale, dense, s):
     """Lion; arguments as of `adamw_rows`, scalars as of `specification.lion`."""
     one = (s[0], s[1], s[2], s[3], s[4], s[5])
@@ -172,7 +167,7 @@ def lion_rows(p, m, start, columns, first, last, left, right, rank, scale, dense
     return total(sum_p) + end_p + _SLOT1 * (total(sum_m) + end_m)
 
 
-@_inline
+@inlined
 def _sgdm(p, m, g, s):
     decay, rate, momentum, x, y = s
     m = momentum * m + g
@@ -180,7 +175,7 @@ def _sgdm(p, m, g, s):
     return p, m
 
 
-@_kernel
+@kernel
 def sgdm_rows(p, m, start, columns, first, last, left, right, rank, scale, dense, s):
     """SGD with momentum; arguments as of `adamw_rows`, scalars as of `specification.sgdm`."""
     one = (s[0], s[1], s[2], s[3], s[4])
@@ -210,7 +205,7 @@ def sgdm_rows(p, m, start, columns, first, last, left, right, rank, scale, dense
     return total(sum_p) + end_p + _SLOT1 * (total(sum_m) + end_m)
 
 
-@_kernel
+@kernel
 def muon_momentum(m, u, start, rows, columns, left, right, rank, scale, dense, s):
     """Momentum of Muon on a whole block; u (flat, the block alone) receives what is orthogonalized.
 
@@ -244,7 +239,7 @@ def muon_momentum(m, u, start, rows, columns, left, right, rank, scale, dense, s
     return total(sum_m) + end_m
 
 
-@_kernel
+@kernel
 def word_sum(x, start, count):
     """Σ w(i) bits(i) mod 2⁶⁴ of the block of `count` elements at `start`."""
     words, _ = position_words(_NOTHING, _NOTHING)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hilosync.arithmetic.compilation import kernel
 from hilosync.arithmetic.kernels import muon_momentum, word_sum
 from hilosync.arithmetic.newton_schulz import grid_bits, iterate, long_grid, multiply, padded, symmetric_gram
 from hilosync.arithmetic.specification import buffer_weight
 from hilosync.plan import Block
 
 __all__ = ["muon_block", "scratch_sizes"]
-
-_kernel = numba.njit(error_model="numpy", nogil=True, cache=True)
 
 _PANEL = 64
 _SLOT1 = np.uint64(buffer_weight(1))
@@ -24,7 +22,7 @@ def scratch_sizes(blocks: tuple[Block, ...]) -> tuple[int, int]:
     return max(block.size for block in blocks), max(pads)
 
 
-@_kernel
+@kernel
 def muon_block(p, m, start, rows, columns, left, right, rank, scale, dense, s, ratio, u, q):
     """Muon on the block at `start`; returns the block's state sum.
 

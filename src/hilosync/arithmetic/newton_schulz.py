@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
+from hilosync.arithmetic.compilation import helper, inlined
 from hilosync.arithmetic.lanes import broadcast, load, pointer, store
 from hilosync.arithmetic.specification import NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS
 
@@ -21,20 +21,17 @@ __all__ = ["PAD", "grid_bits", "iterate", "long_grid", "multiply", "padded", "sy
 
 PAD = 8
 
-_jit = numba.njit(error_model="numpy", nogil=True)
-_inline = numba.njit(error_model="numpy", nogil=True, forceinline=True)
-
 _A, _B, _C = NEWTON_SCHULZ
 _PANEL = 64
 
 
-@_jit
+@helper
 def padded(size: int) -> int:
     """The next multiple of `PAD`."""
     return -(-size // PAD) * PAD
 
 
-@_jit
+@helper
 def _bit_length(n):
     length = 0
     while n:
@@ -42,13 +39,13 @@ def _bit_length(n):
     return length
 
 
-@_jit
+@helper
 def grid_bits(terms):
     """Bits of an operand of which `terms` products are summed exactly: ⌊(53 − ⌈log₂ terms⌉) / 2⌋."""
     return (53 - _bit_length(terms - 1)) // 2
 
 
-@_jit
+@helper
 def _exponent(x):
     """The smallest e with max |x| < 2^e; 0 if all are zero. x is flat."""
     largest = np.float64(0)
@@ -57,7 +54,7 @@ def _exponent(x):
     return math.frexp(largest)[1]
 
 
-@_jit
+@helper
 def long_grid(u, rows, columns, bits, q, side):
     """Writes round(u · 2^(bits − e)) into q, flat, as long × side with the long side of u first."""
     scale = math.ldexp(1.0, bits - _exponent(u))
@@ -75,7 +72,7 @@ def long_grid(u, rows, columns, bits, q, side):
                 q[j * side + i] = np.rint(np.float64(u[i * columns + j]) * scale)
 
 
-@_inline
+@inlined
 def _tile(a, a_at, a_row, a_step, b, b_at, b_step, count, out, at, out_row):
     """out[r, c] += Σₖ a[r, k] · b[k, c] for four rows and eight columns, sums kept in registers; all are pointers."""
     c00, c01 = load(out, at), load(out, at + 4)
@@ -101,7 +98,7 @@ def _tile(a, a_at, a_row, a_step, b, b_at, b_step, count, out, at, out_row):
     store(out, at + 3 * out_row + 4, c31)
 
 
-@_jit
+@helper
 def symmetric_gram(q, long, side, gram):
     """gram ← Σₙ q[n, i] · q[n, j], flat side × side, from q, flat long × side."""
     gram[:] = 0.0
@@ -117,7 +114,7 @@ def symmetric_gram(q, long, side, gram):
             gram[i * side + j] = gram[j * side + i]
 
 
-@_jit
+@helper
 def multiply(a, first, rows, b, side, out):
     """out ← rows `first` … of a (… × side) times b (side × side), all flat; `rows` is a multiple of 4."""
     out[: rows * side] = 0.0
@@ -127,7 +124,7 @@ def multiply(a, first, rows, b, side, out):
             _tile(left, (first + i) * side, side, 1, right, j, side, side, result, i * side + j, side)
 
 
-@_jit
+@helper
 def _on_grid(x, bits, q):
     """As `specification.on_grid`."""
     exponent = _exponent(x)
@@ -137,7 +134,7 @@ def _on_grid(x, bits, q):
     return exponent
 
 
-@_jit
+@helper
 def _exact_product(a, b, out, side, bits, grid_a, grid_b):
     """out ← a · b as `specification.exact_product`; the last two are scratch."""
     exponent = _on_grid(a, bits, grid_a) + _on_grid(b, bits, grid_b)
@@ -147,7 +144,7 @@ def _exact_product(a, b, out, side, bits, grid_a, grid_b):
         out[i] = out[i] * scale
 
 
-@_jit
+@helper
 def _halving_sum(x):
     words = np.zeros(1 << _bit_length(x.size - 1))
     words[: x.size] = x
@@ -159,7 +156,7 @@ def _halving_sum(x):
     return words[0]
 
 
-@_jit
+@helper
 def iterate(gram, short, side, bits):
     """From the exact Gram matrix of x to what x is multiplied with.
 
@@ -201,4 +198,5 @@ def iterate(gram, short, side, bits):
     for i in range(side):
         for j in range(side):
             grid_b[j * side + i] = grid_a[i * side + j]
-    return grid_b, math.ldexp(1.0, exponent - left) / math.sqrt(energy)
+    norm = np.float64(math.sqrt(np.float32(energy)))
+    return grid_b, math.ldexp(1.0, exponent - left) / norm

@@ -15,9 +15,10 @@ __all__ = ["adamw", "exact_sqrt", "lion", "muon_apply", "muon_momentum", "orthog
 
 
 def exact_sqrt(x: Tensor) -> Tensor:
-    """The correctly rounded fp32 square root; `torch.sqrt` is off by one ulp on many CPUs.
+    """The correctly rounded fp32 square root; `torch.sqrt` is off by one ulp on many CPUs, fp64's too.
 
-    fp64 has more than 2·24 + 2 bits, so rounding twice equals rounding once.
+    The root of a 24-bit number is never within 2⁻⁵⁰ of the middle between two fp32 numbers, so an fp64
+    root that is off by an ulp (2⁻⁵²) still rounds to the right one.
     """
     return x.double().sqrt().float()
 
@@ -79,8 +80,8 @@ def orthogonalize(u: Tensor) -> Tensor:
             gram = _exact_product(_exact_product(factor, gram), factor)
     left = 53 - (short - 1).bit_length() - bits
     product, exponent = _on_grid(product, left)
-    # fp64 square roots are correctly rounded on every device; only fp32 ones are not.
-    o = ((product @ x) * (_power_of_two(exponent - left) / energy.sqrt())).float()
+    norm = exact_sqrt(energy.float()).double()
+    o = ((product @ x) * (_power_of_two(exponent - left) / norm)).float()
     return o.T if u.shape[0] > u.shape[1] else o
 
 

@@ -120,7 +120,8 @@ def orthogonalize(u: np.ndarray) -> np.ndarray:
     polynomials of A = XXᵀ, s × s for a short side s, so only A and the factors' product are iterated,
     and X is multiplied once at the end. Every sum of products is exact: operands are integers of so
     few bits that all partial sums stay below 2⁵³. Hence a matrix product gives the same bits in any
-    order, blocking, thread count or library, fused or not. All is fp64 but the input and the result.
+    order, blocking, thread count or library, fused or not. All is fp64 but the input, the result and the
+    norm ‖x‖, an fp32 square root, as fp64 roots are not correctly rounded everywhere.
     """
     x = u.T if u.shape[0] > u.shape[1] else u
     short, long = x.shape
@@ -139,7 +140,8 @@ def orthogonalize(u: np.ndarray) -> np.ndarray:
             gram = exact_product(exact_product(factor, gram), factor)
     left = 53 - (short - 1).bit_length() - bits
     product, exponent = on_grid(product, left)
-    o = ((product @ x) * (np.ldexp(1.0, exponent - left) / np.sqrt(energy))).astype(np.float32)
+    norm = np.sqrt(energy.astype(np.float32)).astype(np.float64)
+    o = ((product @ x) * (np.ldexp(1.0, exponent - left) / norm)).astype(np.float32)
     return o.T if u.shape[0] > u.shape[1] else o
 
 

@@ -7,6 +7,7 @@ from hilosync.optim.muon import Muon
 from hilosync.optim.registry import get_optimizer, init_state
 from hilosync.optim.replace import Replace
 from hilosync.optim.sgdm import SGDM
+from hilosync.optim.torch_optimizer import TorchOptimizer
 
 __all__ = [
     "SGDM",
@@ -16,6 +17,7 @@ __all__ = [
     "Optimizer",
     "PolicyState",
     "Replace",
+    "TorchOptimizer",
     "get_optimizer",
     "init_state",
 ]

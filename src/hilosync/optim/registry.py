@@ -13,11 +13,19 @@ from hilosync.optim.lion import Lion
 from hilosync.optim.muon import Muon
 from hilosync.optim.replace import Replace
 from hilosync.optim.sgdm import SGDM
+from hilosync.optim.torch_optimizer import TorchOptimizer
 from hilosync.plan import AdapterPlan
 
 __all__ = ["get_optimizer", "init_state"]
 
-_OPTIMIZERS: dict[str, type[Any]] = {"adamw": AdamW, "lion": Lion, "muon": Muon, "replace": Replace, "sgdm": SGDM}
+_OPTIMIZERS: dict[str, type[Any]] = {
+    "adamw": AdamW,
+    "lion": Lion,
+    "muon": Muon,
+    "replace": Replace,
+    "sgdm": SGDM,
+    "torch": TorchOptimizer,
+}
 
 
 def get_optimizer(name: str, settings: dict[str, Any]) -> Optimizer:
