@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from hilosync.compress.entropy import CLASSES, DEAD_ZONE, Shape, frequencies, reach
+from hilosync.compress.spectra import project
 
 __all__ = [
     "basis_class",
@@ -144,7 +145,7 @@ def quantize_coefficients(
     gram = U @ U.T + 1e-6 * torch.eye(k, device=matrix.device)
     # 1/Δ in two factors: Δ may be subnormal, and its reciprocal infinite.
     half = 2.0 ** -(math.frexp(step)[1] // 2)
-    V = ((torch.linalg.solve(gram, U) * half) @ matrix).mul_(1.0 / (step * half))
+    V = project(torch.linalg.solve(gram, U) * half, matrix).mul_(1.0 / (step * half))
     spread = torch.linalg.vector_norm(V, dim=1) / n**0.5
     magnitudes = V.abs()
     laplacian = magnitudes.mean(1) < _BETWEEN_SHAPES * spread

@@ -21,7 +21,7 @@ from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.compress.allocate import allocate_ranks
 from hilosync.compress.factors import component_bytes, decode_factors, describe_factors, encode_factors, overhead
 from hilosync.compress.payload import Kind
-from hilosync.compress.spectra import short_side_first, spectra
+from hilosync.compress.spectra import project, short_side_first, spectra
 from hilosync.errors import BudgetTooSmall
 from hilosync.plan import AdapterPlan
 
@@ -64,7 +64,7 @@ class Spar:
         factors = []
         for matrix, spectrum, rank in zip(plan.views(gradient), found, ranks, strict=True):
             U = spectrum.basis[:, :rank].bfloat16().float()
-            V = U.T @ short_side_first(matrix)
+            V = project(U.T, short_side_first(matrix))
             factors.append((U, V) if matrix.shape[0] <= matrix.shape[1] else (V.T, U.T))
         return encode_factors(Kind.SPAR, plan, factors), None
 

@@ -16,7 +16,7 @@ import torch
 from hilosync.compress.finite import largest_magnitude
 from hilosync.plan import AdapterPlan, Block
 
-__all__ = ["Spectrum", "reference_spectrum", "short_side_first", "spectra"]
+__all__ = ["Spectrum", "project", "reference_spectrum", "short_side_first", "spectra"]
 
 _SAFE_ENERGY = (1e-20, 1e30)
 """Block energies ‖G‖² within which neither K nor its eigenvalues under- or overflow in fp32."""
@@ -72,6 +72,25 @@ def reference_spectrum(matrix: torch.Tensor) -> Spectrum:
     return Spectrum((sigma**2).cpu().numpy(), U.float())
 
 
+def _gram_matrix(matrix: torch.Tensor, out: torch.Tensor) -> None:
+    """Writes G·Gᵀ to `out`."""
+    if matrix.device.type == "cpu":
+        # NumPy sees that both factors are one array and computes one triangle (syrk).
+        G = matrix.numpy()
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at the trace
+            np.matmul(G, G.T, out=out.numpy())
+    else:
+        torch.mm(matrix, matrix.T, out=out)
+
+
+def project(P: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """P·G for a P of few rows, shape (k, n)."""
+    if matrix.device.type == "cpu":
+        # NumPy's BLAS is much the faster one for such flat products.
+        return torch.from_numpy(P.numpy() @ matrix.numpy())
+    return P @ matrix
+
+
 def _by_short_side(matrices: Sequence[torch.Tensor]) -> Iterator[tuple[int, list[int]]]:
     groups: dict[int, list[int]] = {}
     for index, matrix in enumerate(matrices):
@@ -81,7 +100,7 @@ def _by_short_side(matrices: Sequence[torch.Tensor]) -> Iterator[tuple[int, list
 
 def _gram(block: Block, matrix: torch.Tensor, out: torch.Tensor) -> int:
     """Writes K of 2^−e·G to `out` and returns e, which is 0 unless K would leave fp32's range."""
-    torch.mm(matrix, matrix.T, out=out)
+    _gram_matrix(matrix, out)
     energy = out.trace().item()
     if _SAFE_ENERGY[0] <= energy <= _SAFE_ENERGY[1]:
         return 0
@@ -91,5 +110,5 @@ def _gram(block: Block, matrix: torch.Tensor, out: torch.Tensor) -> int:
     exponent = int(np.frexp(magnitude)[1])
     # Two factors, since 2^149 is no fp32 value.
     scaled = matrix * 2.0 ** (-exponent // 2) * 2.0 ** (-exponent - (-exponent // 2))
-    torch.mm(scaled, scaled.T, out=out)
+    _gram_matrix(scaled, out)
     return exponent
