@@ -10,18 +10,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hilosync.compress import Dense, Spar
-    from hilosync.optim import AdamW
+    from hilosync.compress import Dense, PowerSGD, Spar, SparRD, TopK, Warmup
+    from hilosync.optim import SGDM, AdamW, Lion, Muon, TorchOptimizer
     from hilosync.runtime import Learner, Replica
 
-__all__ = ["AdamW", "Dense", "Learner", "Replica", "Spar"]
+__all__ = [
+    "SGDM",
+    "AdamW",
+    "Dense",
+    "Learner",
+    "Lion",
+    "Muon",
+    "PowerSGD",
+    "Replica",
+    "Spar",
+    "SparRD",
+    "TopK",
+    "TorchOptimizer",
+    "Warmup",
+]
 
 _HOMES = {
     "AdamW": "hilosync.optim",
     "Dense": "hilosync.compress",
     "Learner": "hilosync.runtime",
+    "Lion": "hilosync.optim",
+    "Muon": "hilosync.optim",
+    "PowerSGD": "hilosync.compress",
     "Replica": "hilosync.runtime",
+    "SGDM": "hilosync.optim",
     "Spar": "hilosync.compress",
+    "SparRD": "hilosync.compress",
+    "TopK": "hilosync.compress",
+    "TorchOptimizer": "hilosync.optim",
+    "Warmup": "hilosync.compress",
 }
 
 

@@ -22,8 +22,10 @@ from hilosync.errors import (
     PeerSilent,
     PlanMismatch,
     RunMismatch,
+    UnsafeArithmetic,
 )
 from hilosync.log import Faults, open_log
+from hilosync.optim import TorchOptimizer, torch_optimizer
 from hilosync.plan import bind
 
 
@@ -313,3 +315,26 @@ def test_the_residual_is_capped_in_units_of_the_gradient(model, another_model, m
         assert capped_report.residual_ratio <= 0.1 * (1 + 1e-5)
     assert free_report.residual_ratio > 0.1
     assert capped_report.gradient_energies.shape == capped_report.residual_energies.shape == (6,)
+
+
+def test_neither_side_starts_where_subnormals_are_flushed(model, another_model, memory):
+    learner_on(model, memory)
+    assert torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(UnsafeArithmetic, match="subnormal"):
+            hilo.Replica.join(memory)
+        with pytest.raises(UnsafeArithmetic, match="subnormal"):
+            learner_on(another_model, f"{memory}-flushed")
+    finally:
+        torch.set_flush_denormal(False)
+    with pytest.raises(LogNotFound):
+        hilo.Replica.join(f"{memory}-flushed")
+
+
+def test_a_replica_on_another_machine_is_told_at_join_where_bits_need_equal_machines(model, memory, monkeypatch):
+    learner = learner_on(model, memory, optimizer=TorchOptimizer("RMSprop", lr=1e-3))
+    assert hilo.Replica.join(memory).digest == learner.digest
+    here = torch_optimizer.machine_fingerprint()
+    monkeypatch.setattr(torch_optimizer, "machine_fingerprint", lambda: here | {"torch": "9.9.9"})
+    with pytest.raises(RunMismatch, match=r"torch is '9\.9\.9'.*join from a machine like the learner's"):
+        hilo.Replica.join(memory)

@@ -37,7 +37,7 @@ def machine_fingerprint() -> dict[str, str]:
         models = [line for line in information.read_text().splitlines() if line.startswith("model name")]
         cpu = models[0].split(":", 1)[1].strip() if models else cpu
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "cpu": f"{platform.machine()} {cpu}",
         "simd": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),

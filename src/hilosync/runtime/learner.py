@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import save as save_safetensors
 
+from hilosync.arithmetic.guards import check_arithmetic
 from hilosync.compress import Compressor, budget_bytes
 from hilosync.errors import RunMismatch
 from hilosync.log import Log, open_log
@@ -99,7 +100,9 @@ class Learner:
             PlanError: the adapter has parts that cannot be synchronized or served.
             BudgetTooSmall: no payload of the compressor fits the budget.
             RunMismatch: the log holds a run already.
+            UnsafeArithmetic: this process does not round as IEEE 754 asks.
         """
+        check_arithmetic()
         self._binding = bind(model, param_group=param_group)
         self.log = open_log(log, create=True) if isinstance(log, str) else log
         if self.log.steps.read(0) is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load as load_safetensors
 
+from hilosync.arithmetic.guards import check_arithmetic
 from hilosync.errors import LogNotFound, PeerSilent, WireError
 from hilosync.log import Log, open_log
 from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
@@ -50,7 +51,10 @@ class Replica:
 
         Raises:
             LogNotFound: there is no run at this address within `wait` seconds.
+            RunMismatch: the run replays on machines like its learner's only, and this is not one.
+            UnsafeArithmetic: this process does not round as IEEE 754 asks.
         """
+        check_arithmetic()
         opened = open_log(log, wait=wait) if isinstance(log, str) else log
         genesis = opened.steps.read(0, wait=wait)
         if genesis is None:
