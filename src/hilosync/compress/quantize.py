@@ -116,9 +116,8 @@ def quantize_basis(basis: torch.Tensor, classes: np.ndarray, n: int) -> np.ndarr
     Returns:
         int32, shape (k, r): row i is u_i·2^q, magnitudes at most 2^q.
     """
-    grid = torch.tensor([2.0 ** grid_exponent(t, n) for t in classes.tolist()], device=basis.device)
-    U = (basis[:, : len(classes)].clamp(-1, 1) * grid).round_()
-    return U.T.to(torch.int32).cpu().numpy()
+    U = basis[:, : len(classes)].cpu().numpy().T.clip(-1, 1)
+    return np.rint(U * _grids(classes, n)).astype(np.int32)
 
 
 def quantize_coefficients(
@@ -138,23 +137,25 @@ def quantize_coefficients(
     Returns:
         V, int32, shape (k, n), and bool of shape (k,): where the Laplacian table suits better.
     """
-    k, n = len(classes), matrix.shape[1]
-    grid = torch.tensor([2.0 ** grid_exponent(t, n) for t in classes.tolist()])
-    U = (torch.from_numpy(integers).float() / grid[:, None]).to(matrix.device)
+    n = matrix.shape[1]
+    U = integers / _grids(classes, n)
     # A ridge keeps the system regular where a coarse grid makes two vectors alike.
-    gram = U @ U.T + 1e-6 * torch.eye(k, device=matrix.device)
-    # 1/Δ in two factors: Δ may be subnormal, and its reciprocal infinite.
-    half = 2.0 ** -(math.frexp(step)[1] // 2)
-    V = project(torch.linalg.solve(gram, U) * half, matrix).mul_(1.0 / (step * half))
-    spread = torch.linalg.vector_norm(V, dim=1) / n**0.5
-    magnitudes = V.abs()
-    laplacian = magnitudes.mean(1) < _BETWEEN_SHAPES * spread
-    rounded = magnitudes.add_(_ROUNDING).copysign_(V).to(torch.int32)
-    return rounded.cpu().numpy(), laplacian.cpu().numpy()
+    fit = np.linalg.solve(U @ U.T + 1e-6 * np.eye(len(U)), U) / step
+    V = project(fit.astype(np.float32), matrix)
+    spread = np.sqrt(np.einsum("kn,kn->k", V, V) / n)
+    laplacian = np.abs(V).mean(axis=1) < _BETWEEN_SHAPES * spread
+    rounded = np.copysign(np.float32(_ROUNDING), V)
+    rounded += V
+    return rounded.astype(np.int32), laplacian
+
+
+def _grids(classes: np.ndarray, n: int) -> np.ndarray:
+    """2^q of each component, fp64, shape (k, 1)."""
+    return np.array([2.0 ** grid_exponent(t, n) for t in classes.tolist()])[:, None]
 
 
 def reference_coefficients(matrix: torch.Tensor, integers: np.ndarray, classes: np.ndarray, step: float) -> np.ndarray:
     """V of `quantize_coefficients` as the equation reads, in fp64: ⌊|v|/Δ + offset⌋ with the sign of v."""
-    grid = np.array([2.0 ** grid_exponent(t, matrix.shape[1]) for t in classes.tolist()])
-    V = np.linalg.lstsq((integers / grid[:, None]).T, matrix.double().numpy(), rcond=None)[0] / step
+    U = integers / _grids(classes, matrix.shape[1])
+    V = np.linalg.lstsq(U.T, matrix.double().numpy(), rcond=None)[0] / step
     return (np.floor(np.abs(V) + _ROUNDING) * np.sign(V)).astype(np.int64)

@@ -64,7 +64,7 @@ class Spar:
         factors = []
         for matrix, spectrum, rank in zip(plan.views(gradient), found, ranks, strict=True):
             U = spectrum.basis[:, :rank].bfloat16().float()
-            V = project(U.T, short_side_first(matrix))
+            V = torch.from_numpy(project(U.T.cpu().numpy(), short_side_first(matrix)))
             factors.append((U, V) if matrix.shape[0] <= matrix.shape[1] else (V.T, U.T))
         return encode_factors(Kind.SPAR, plan, factors), None
 

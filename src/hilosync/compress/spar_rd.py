@@ -54,8 +54,8 @@ _STEP_BYTES = 4
 _SMALLEST_STEP = 2.0**-13
 """Smallest Δ in units of the largest singular value: with grids of 2^−9, |u·v| sums stay below 2^24."""
 
-_STEPS = (2.0**-140, 2.0**100)
-"""Steps that a payload may have: Δ·2^−q is a positive fp32 value and Δ·2^24 is finite."""
+_STEPS = (2.0**-115, 2.0**100)
+"""Steps that a payload may have: Δ·2^−q is a normal fp32 value, and 1/Δ and Δ·2^24 are finite."""
 
 _TARGET, _ENOUGH = 0.992, 0.98
 """Share of the budget that a search for Δ aims at, and that ends it."""

@@ -83,12 +83,12 @@ def _gram_matrix(matrix: torch.Tensor, out: torch.Tensor) -> None:
         torch.mm(matrix, matrix.T, out=out)
 
 
-def project(P: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """P·G for a P of few rows, shape (k, n)."""
+def project(P: np.ndarray, matrix: torch.Tensor) -> np.ndarray:
+    """P·G for a P of few rows, fp32, shape (k, n)."""
     if matrix.device.type == "cpu":
-        # NumPy's BLAS is much the faster one for such flat products.
-        return torch.from_numpy(P.numpy() @ matrix.numpy())
-    return P @ matrix
+        # NumPy's BLAS is the faster one for such flat products.
+        return P @ matrix.numpy()
+    return (torch.from_numpy(P).to(matrix.device) @ matrix).cpu().numpy()
 
 
 def _by_short_side(matrices: Sequence[torch.Tensor]) -> Iterator[tuple[int, list[int]]]:
