@@ -25,7 +25,7 @@ from hilosync.errors import (
     UnsafeArithmetic,
 )
 from hilosync.log import Faults, open_log
-from hilosync.optim import TorchOptimizer, torch_optimizer
+from hilosync.optim import TorchOptimizer, schedules, torch_optimizer
 from hilosync.plan import bind
 
 
@@ -303,6 +303,19 @@ def test_a_torch_scheduler_drives_the_rates(model, memory, backward):
     backward(model)
     learner.step(tuple(scheduler.get_last_lr()))  # the cosine has come to zero
     assert torch.equal(before, learner.params)
+
+
+def test_a_schedule_runs_on_the_learner_alone(model, memory, backward):
+    learner = learner_on(model, memory, schedule=schedules.linear(1e-2, steps=3))
+    replica = hilo.Replica.join(memory)
+    moved = []
+    for _ in range(3):
+        before = learner.params
+        backward(model)
+        learner.step()
+        assert replica.advance() == learner.version and replica.digest == learner.digest
+        moved.append(float((learner.params - before).norm()))
+    assert moved[0] > moved[1] > moved[2] == 0.0
 
 
 def test_the_residual_is_capped_in_units_of_the_gradient(model, another_model, memory, backward):

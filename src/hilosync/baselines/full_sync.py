@@ -16,6 +16,7 @@ from hilosync.compress import Compressor, Dense
 from hilosync.errors import UnknownName
 from hilosync.log import Log
 from hilosync.optim import Optimizer, Replace, init_state
+from hilosync.optim.schedules import Schedule
 from hilosync.runtime import Learner, StepReport
 
 __all__ = ["FullSyncLearner", "begin_learner"]
@@ -25,13 +26,21 @@ class FullSyncLearner(Learner):
     """A `Learner` whose records carry the adapter itself and whose exact optimizer step is its own."""
 
     def __init__(
-        self, model: Any, *, optimizer: Optimizer, log: str | Log, max_grad_norm: float | None = None, **run: Any
+        self,
+        model: Any,
+        *,
+        optimizer: Optimizer,
+        log: str | Log,
+        max_grad_norm: float | None = None,
+        schedule: Schedule | None = None,
+        **run: Any,
     ):
         """Begins a run; arguments as for `Learner`, which has no compressor here and no error feedback."""
         super().__init__(model, optimizer=Replace(), compressor=Dense(), log=log, feedback_decay=0.0, **run)
         self._own_optimizer = optimizer
         self._own_state = init_state(self.plan, optimizer, self.params)
         self._max_grad_norm = max_grad_norm
+        self._own_schedule = schedule
 
     def publish(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None = None) -> StepReport:
         """Steps with G, then ships the parameters that it gave."""
@@ -40,6 +49,8 @@ class FullSyncLearner(Learner):
             if norm > self._max_grad_norm:
                 gradient = gradient * (self._max_grad_norm / norm)
         exact = tuple(DenseBlock(view) for view in self.plan.views(gradient))
+        if learning_rates is None and self._own_schedule is not None:
+            learning_rates = self._own_schedule(self.version + 1)
         scalars = self._own_optimizer.scalars(self.version + 1, learning_rates)
         self._own_optimizer.step(self.plan, self._own_state, exact, scalars)
         return super().publish(self._own_state.params)

@@ -110,3 +110,69 @@ def _versions(text: str) -> tuple[int, ...]:
 def _with_error(row: dict[str, Any], metric: str, version: int) -> str:
     error = row[f"{metric}_error"][version]
     return f"{row[metric][version]:.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
+@command.command("codec")
+@click.option("--capture", type=click.Path(path_type=Path), help="Folder of `hilo demo --capture-gradients`.")
+@click.option("--model", default="qwen3-1.7b", show_default=True, help="Whose shapes; 'none' for captured only.")
+@click.option("--compressors", help="Registered names, separated by commas; by default all that ship with HiLo.")
+@click.option("--budgets", help="Budgets, separated by commas; by default 0.2% to 3.2% of the adapter.")
+@click.option("--steps", default=40, show_default=True, type=click.IntRange(1), help="Captured gradients at most.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="CPU threads.")
+@click.option("--out", default="runs/codec.png", show_default=True, type=click.Path(path_type=Path), help="Picture.")
+@_JSON
+def codec(
+    capture: Path | None,
+    model: str,
+    compressors: str | None,
+    budgets: str | None,
+    steps: int,
+    threads: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Compare compressors at equal bytes, on captured and on full-size synthetic gradients."""
+    import torch
+
+    from hilosync.bench.codec import BUDGETS, COMPRESSORS, run_codec
+    from hilosync.cli.picture import draw_codec
+
+    if capture is None and model == "none":
+        raise click.UsageError("nothing to measure: give --capture DIR, or a --model")
+    torch.set_num_threads(threads)
+    rows = run_codec(
+        capture,
+        None if model == "none" else model,
+        _names(compressors) or COMPRESSORS,
+        _names(budgets) or BUDGETS,
+        steps,
+        _progress,
+    )
+    draw_codec(rows, out)
+    headings = ["source", "compressor", "budget", "bytes", "of adapter", "residual", "of bound"]
+    headings += ["encode ms", "decode ms", "floor ms", "extra MB"]
+    table = _table(
+        "codecs",
+        headings,
+        [
+            [
+                row["source"],
+                row["compressor"],
+                row["budget"],
+                f"{row['bytes']:,}",
+                f"{100 * row['ratio']:.2f}%",
+                f"{row['residual_energy']:.4f}",
+                "" if row["bound_ratio"] is None else f"{row['bound_ratio']:.2f}",
+                f"{row['encode_ms']:.1f}",
+                f"{row['decode_ms']:.1f}",
+                f"{row['floor_ms']:.1f}",
+                "" if row["peak_extra_mb"] is None else f"{row['peak_extra_mb']:.0f}",
+            ]
+            for row in rows
+        ],
+    )
+    _finish({"rows": rows, "picture": str(out)}, as_json, table)
+
+
+def _names(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()] if text else []

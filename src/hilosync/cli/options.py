@@ -22,6 +22,7 @@ class RunOptions:
         recipe: models, task and sizes.
         optimizer: a registered optimizer's name.
         lr: its learning rate.
+        schedule: ``constant``, or ``linear`` or ``cosine`` down to zero at the last version.
         compressor: a registered compressor's name.
         budget: bytes of a record: ``"1.6%"``, ``"rank 1"`` or a number.
         sync: ``hilo`` ships compressed gradients, ``full`` the whole adapter.
@@ -37,6 +38,7 @@ class RunOptions:
     recipe: Recipe
     optimizer: str
     lr: float
+    schedule: str
     compressor: str
     budget: str
     sync: str
@@ -63,6 +65,13 @@ _SHARED = [
     ),
     click.option("--optimizer", default="adamw", show_default=True, help="Registered optimizer."),
     click.option("--lr", type=float, help="Learning rate; by default one that suits the optimizer and the tiny task."),
+    click.option(
+        "--schedule",
+        default="constant",
+        show_default=True,
+        type=click.Choice(["constant", "linear", "cosine"]),
+        help="Of the learning rate, down to zero at the last version; workers need not know.",
+    ),
     click.option(
         "--sync",
         default="hilo",

@@ -9,7 +9,7 @@ from typing import Any
 from hilosync.cli.session import Summary
 from hilosync.errors import ConfigurationError
 
-__all__ = ["draw_learning", "draw_ways"]
+__all__ = ["draw_codec", "draw_learning", "draw_ways"]
 
 
 def draw_learning(summaries: list[Summary], path: Path) -> None:
@@ -61,6 +61,37 @@ def draw_ways(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axes.grid(alpha=0.3)
     panels[0][0].set(ylabel="held-out pass@1, mean ± standard error")
     panels[0][-1].legend(fontsize=8)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def draw_codec(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Writes `path` (png): residual energy by bytes, one panel per source of gradients, and Shannon's bound.
+
+    Args:
+        rows: as `hilosync.bench.codec.run_codec` gives them.
+        path: the file to write; its folder is made.
+    """
+    pyplot = _pyplot()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sources = list(dict.fromkeys(row["source"] for row in rows))
+    figure, panels = pyplot.subplots(
+        1, len(sources), figsize=(5.2 * len(sources), 4.4), layout="constrained", squeeze=False
+    )
+    for axes, source in zip(panels[0], sources, strict=True):
+        mine = [row for row in rows if row["source"] == source and row["residual_energy"] > 0]
+        for name in dict.fromkeys(row["compressor"] for row in mine):
+            points = sorted((100 * row["ratio"], row["residual_energy"]) for row in mine if row["compressor"] == name)
+            axes.plot(*zip(*points, strict=True), "o-", label=name, markersize=4)
+        bound = sorted(
+            (100 * row["ratio"] / row["bound_ratio"], row["residual_energy"]) for row in mine if row["bound_ratio"]
+        )
+        if bound:
+            axes.plot(*zip(*bound, strict=True), "k:", label="Shannon bound, bases known")
+        axes.set(xscale="log", yscale="log", xlabel="bytes, % of the bf16 adapter", title=source)
+        axes.grid(alpha=0.3)
+    panels[0][0].set(ylabel="residual energy ‖G′ − Ĝ‖² ⁄ ‖G′‖²")
+    panels[0][0].legend(fontsize=8)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 

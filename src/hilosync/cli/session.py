@@ -15,7 +15,7 @@ from hilosync.bench.capture import capture_to
 from hilosync.cli.options import RunOptions
 from hilosync.compress import get_compressor
 from hilosync.log import Log
-from hilosync.optim import get_optimizer
+from hilosync.optim import get_optimizer, schedules
 from hilosync.plan import bind
 from hilosync.rl.evaluation import Evaluation
 from hilosync.rl.lockstep import Progress, lockstep
@@ -95,6 +95,11 @@ class Session:
         compressor = get_compressor(options.compressor, settings)
         engine = options.recipe.engine()
         self._trainer = options.recipe.trainer(engine)
+        rates = {
+            "constant": schedules.constant(options.lr),
+            "linear": schedules.linear(options.lr, options.versions),
+            "cosine": schedules.cosine(options.lr, options.versions),
+        }
         capture = options.capture
         self.learner = begin_learner(
             engine.model,
@@ -104,6 +109,7 @@ class Session:
             log=log,
             seed=options.recipe.seed,
             max_grad_norm=options.max_grad_norm,
+            schedule=rates[options.schedule],
             base_model=options.recipe.student,
             task=options.recipe.to_json(),
             on_gradient=None if capture is None else capture_to(capture, bind(engine.model).plan),

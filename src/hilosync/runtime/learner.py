@@ -18,6 +18,7 @@ from hilosync.compress import Compressor, budget_bytes
 from hilosync.errors import RunMismatch
 from hilosync.log import Log, open_log
 from hilosync.optim import Optimizer
+from hilosync.optim.schedules import Schedule
 from hilosync.plan import AdapterPlan, bind
 from hilosync.protocol import LearnerMachine, Proposal, Run
 from hilosync.wire import Genesis, PlanLayout, Setup, TensorLayout, encode_genesis
@@ -71,6 +72,7 @@ class Learner:
         max_grad_norm: float | None = None,
         feedback_decay: float | None = None,
         residual_cap: float | None = None,
+        schedule: Schedule | None = None,
         param_group: Callable[[str], int] | None = None,
         base_model: str | None = None,
         task: dict[str, Any] | None = None,
@@ -91,6 +93,7 @@ class Learner:
             max_grad_norm: clips G, before the error feedback, to this norm; None to leave it.
             feedback_decay: E ← decay·(G + E − Ĝ); None for the optimizer's default, 0 for no feedback.
             residual_cap: largest ‖E‖ that is kept, in units of the step's ‖G‖; None for no limit.
+            schedule: learning rates by version; None for the optimizer's own, constant ones.
             param_group: the param group of a tensor by its name, for optimizers with settings per group.
             base_model: path or hub id of the base model, for workers that join.
             task: what workers need to generate, as JSON values.
@@ -139,6 +142,7 @@ class Learner:
             residual_cap=residual_cap,
         )
         self.log.steps.append(0, genesis)
+        self._schedule = schedule
         self._on_gradient = on_gradient
         self._gradient = torch.empty(plan.size)
         self._binding.serve(self._machine.state.params)
@@ -173,7 +177,7 @@ class Learner:
         A step whose record the log refused stays pending: the next call appends the same bytes first.
 
         Args:
-            learning_rates: one per param group, from any schedule; None for the configured ones.
+            learning_rates: one per param group; None for what the schedule says.
 
         Raises:
             NonFinite: a gradient holds NaN or Inf; nothing was changed or published.
@@ -197,6 +201,8 @@ class Learner:
         """
         if self._machine.pending is not None:
             self._append(self._machine.pending)
+        if learning_rates is None and self._schedule is not None:
+            learning_rates = self._schedule(self.version + 1)
         start = time.perf_counter()
         proposal = self._machine.propose(gradient, learning_rates)
         encoded = time.perf_counter()
