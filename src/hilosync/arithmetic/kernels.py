@@ -20,6 +20,7 @@ from hilosync.arithmetic.lanes import (
     load,
     pointer,
     position_words,
+    prefetch,
     root,
     signed,
     splat,
@@ -34,6 +35,9 @@ __all__ = ["adamw_rows", "lion_rows", "muon_momentum", "sgdm_rows", "word_sum"]
 _ORIGIN = np.uint64(WEIGHT)
 _STRIDE = np.uint64(2 * WEIGHT)
 _ADVANCE = np.uint64(2 * WEIGHT * LANES)
+_AHEAD = 2048
+"""Elements to prefetch ahead: the CPU's own prefetcher stops at every page of 1,024."""
+
 _LOW = np.uint64(0xFFFFFFFF)
 _ZERO = np.float32(0)
 _NOTHING = np.uint64(0)
@@ -109,6 +113,9 @@ def adamw_rows(p, m, v, start, columns, first, last, left, right, rank, scale, d
         even, odd = position_words(_ORIGIN + np.uint64(row * columns) * _STRIDE, _STRIDE)
         for column in range(0, whole, LANES):
             at = start + row * columns + column
+            prefetch(p, at + _AHEAD)
+            prefetch(m, at + _AHEAD)
+            prefetch(v, at + _AHEAD)
             g = _decode_lanes(left, right, rank, scale8, dense, row, columns, column)
             pi, mi, vi = _adamw(load(p, at), load(m, at), load(v, at), g, all8)
             store(p, at, pi)
@@ -152,6 +159,8 @@ def lion_rows(p, m, start, columns, first, last, left, right, rank, scale, dense
         even, odd = position_words(_ORIGIN + np.uint64(row * columns) * _STRIDE, _STRIDE)
         for column in range(0, whole, LANES):
             at = start + row * columns + column
+            prefetch(p, at + _AHEAD)
+            prefetch(m, at + _AHEAD)
             g = _decode_lanes(left, right, rank, scale8, dense, row, columns, column)
             pi, mi = _lion(load(p, at), load(m, at), g, all8)
             store(p, at, pi)
@@ -190,6 +199,8 @@ def sgdm_rows(p, m, start, columns, first, last, left, right, rank, scale, dense
         even, odd = position_words(_ORIGIN + np.uint64(row * columns) * _STRIDE, _STRIDE)
         for column in range(0, whole, LANES):
             at = start + row * columns + column
+            prefetch(p, at + _AHEAD)
+            prefetch(m, at + _AHEAD)
             g = _decode_lanes(left, right, rank, scale8, dense, row, columns, column)
             pi, mi = _sgdm(load(p, at), load(m, at), g, all8)
             store(p, at, pi)

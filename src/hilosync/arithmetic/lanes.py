@@ -28,6 +28,7 @@ __all__ = [
     "load",
     "pointer",
     "position_words",
+    "prefetch",
     "root",
     "signed",
     "splat",
@@ -170,6 +171,22 @@ def store(typing, array, index, vector):
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), codegen
+
+
+@_intrinsic
+def prefetch(typing, array, index):
+    """Asks for the memory at `index` early; it may lie beyond the end, and changes no value."""
+
+    def codegen(context, builder, signature, arguments):
+        byte = ir.IntType(8)
+        address = _address(context, builder, signature, arguments[0], arguments[1], byte)
+        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+        builder.call(function, [address, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
 
 
 @_intrinsic
