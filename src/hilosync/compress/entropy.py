@@ -19,7 +19,7 @@ import numpy as np
 
 from hilosync.errors import ConfigurationError, MalformedPayload
 
-__all__ = ["CLASSES", "DEAD_ZONE", "LARGEST_INTEGER", "Shape", "SymbolReader", "SymbolWriter", "frequencies", "reach"]
+__all__ = ["CLASSES", "LARGEST_INTEGER", "Shape", "SymbolReader", "SymbolWriter", "frequencies", "reach", "rounding"]
 
 Shape = Literal["gauss", "laplace", "basis"]
 """Distribution and rounding: coefficients are rounded with a dead zone, bases to nearest."""
@@ -33,10 +33,19 @@ LARGEST_INTEGER = (1 << 24) - 1
 _PRECISION = 24
 _ESCAPE_WEIGHT = 1 << 10
 _FRACTION_BITS = 96
-DEAD_ZONE = {"gauss": (2, 5), "laplace": (2, 5), "basis": (1, 2)}
-"""Rounding offsets as fractions: |x| becomes ⌊|x| + offset⌋."""
-
 _WIDEST = 4096
+_RARE_BELOW = 0
+
+
+def rounding(shape: Shape, class_: int) -> tuple[int, int]:
+    """Offset of the rounding as a fraction: |x| becomes ⌊|x| + offset⌋.
+
+    Below a half is a dead zone: a smaller integer costs fewer bits, the more so the rarer the larger
+    one is, that is for coefficients of small scale.
+    """
+    if shape == "basis":
+        return 1, 2
+    return (7, 20) if class_ < _RARE_BELOW else (8, 20)
 
 
 @cache
@@ -71,7 +80,7 @@ def _squared_scale(class_: int) -> int:
 
 def _laplace_tail(class_: int, M: int) -> list[int]:
     """P(v = 1), …, P(v = M): survival is exp(−√2·x/s), so each mass is the one before times a constant."""
-    offset, over = DEAD_ZONE["laplace"]
+    offset, over = rounding("laplace", class_)
     decay = isqrt((2 << 3 * _FRACTION_BITS) // _squared_scale(class_))  # √2/s
     unit = over << _FRACTION_BITS
     survival = _exp(decay * (over - offset), unit)
@@ -86,7 +95,7 @@ def _laplace_tail(class_: int, M: int) -> list[int]:
 
 def _gauss_tail(shape: Shape, class_: int, M: int) -> list[int]:
     """P(v = 1), …, P(v = M): midpoint sums of the density, itself by a recurrence of second order."""
-    offset, over = DEAD_ZONE[shape]
+    offset, over = rounding(shape, class_)
     points = max(1, 8 >> max(0, (class_ + 8) // 4))  # steps of at most about a half of s …
     points *= 1 if class_ > 4 else 1 << max(0, (12 - class_) // 8)  # … and finer where bins are wide
     square = _squared_scale(class_)

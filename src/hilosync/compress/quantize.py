@@ -20,7 +20,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from hilosync.compress.entropy import CLASSES, DEAD_ZONE, Shape, frequencies, reach
+from hilosync.compress.entropy import CLASSES, Shape, frequencies, reach, rounding
 from hilosync.compress.spectra import project
 
 __all__ = [
@@ -42,9 +42,6 @@ _BITS_PRICE = 2 * math.log(2) / 9
 
 _SIDE_BITS = 3.0
 """Bits of a component's class and shape, about."""
-
-_ROUNDING = DEAD_ZONE["gauss"][0] / DEAD_ZONE["gauss"][1]
-"""Offset of the coefficients' rounding: below a half, since a smaller integer costs fewer bits."""
 
 _BETWEEN_SHAPES = 0.753
 """E|x|/√E[x²] is 0.798 for a Gaussian and 0.707 for a Laplacian variable; the middle decides."""
@@ -70,6 +67,12 @@ def basis_class(q: int, r: int) -> int:
     return min(max(4 * q + 1 - (r * r).bit_length(), CLASSES[0]), CLASSES[-1])
 
 
+def _offset(class_: int) -> float:
+    """Offset of the coefficients' rounding; both shapes have the same."""
+    numerator, denominator = rounding("gauss", class_)
+    return numerator / denominator
+
+
 @cache
 def _bits_per_integer(shape: Shape, class_: int) -> float:
     """Entropy of a table."""
@@ -91,7 +94,7 @@ def _reduction(class_: int) -> float:
     s = 2.0 ** (class_ / 4)
     # E[2·x·v − v²] with x at the density's mean within each bin: ∫x·φ = s·(φ(a) − φ(b)).
     v = np.arange(1, M + 1)
-    low, high = (v - _ROUNDING) / s, (v + 1 - _ROUNDING) / s
+    low, high = (v - _offset(class_)) / s, (v + 1 - _offset(class_)) / s
     mean = s * (np.exp(-(low**2) / 2) - np.exp(-(high**2) / 2)) / np.sqrt(2 * np.pi)
     return float(2 * (2 * v * mean - v**2 * probabilities[M + 1 :]).sum())
 
@@ -144,7 +147,8 @@ def quantize_coefficients(
     V = project(fit.astype(np.float32), matrix)
     spread = np.sqrt(np.einsum("kn,kn->k", V, V) / n)
     laplacian = np.abs(V).mean(axis=1) < _BETWEEN_SHAPES * spread
-    rounded = np.copysign(np.float32(_ROUNDING), V)
+    offsets = np.array([_offset(t) for t in classes.tolist()], dtype=np.float32)
+    rounded = np.copysign(offsets[:, None], V)
     rounded += V
     return rounded.astype(np.int32), laplacian
 
@@ -158,4 +162,5 @@ def reference_coefficients(matrix: torch.Tensor, integers: np.ndarray, classes: 
     """V of `quantize_coefficients` as the equation reads, in fp64: ⌊|v|/Δ + offset⌋ with the sign of v."""
     U = integers / _grids(classes, matrix.shape[1])
     V = np.linalg.lstsq(U.T, matrix.double().numpy(), rcond=None)[0] / step
-    return (np.floor(np.abs(V) + _ROUNDING) * np.sign(V)).astype(np.int64)
+    offsets = np.array([_offset(t) for t in classes.tolist()])
+    return (np.floor(np.abs(V) + offsets[:, None]) * np.sign(V)).astype(np.int64)
