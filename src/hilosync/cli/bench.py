@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["command"]
+__all__ = ["codec", "command", "learning", "replay"]
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 

@@ -51,7 +51,7 @@ class RunOptions:
     capture: str | None
 
 
-_DEFAULT_LEARNING_RATES = {"adamw": 2e-3, "lion": 2e-4, "sgdm": 0.3, "muon": 2e-3}
+_DEFAULT_LEARNING_RATES = {"adamw": 2e-3, "lion": 1e-4, "sgdm": 0.3, "muon": 2e-2}
 """Of the tiny task, by optimizer."""
 
 _SHARED = [
