@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from racers import LIMIT, PROCESSES, ROUNDS, begin_and_die, race_to_append, race_to_take
 
 import hilosync.log.objects as objects
-from hilosync.errors import LogUnavailable, MalformedRecord
+from hilosync.errors import Fenced, LogUnavailable, MalformedRecord
 from hilosync.log import Order, open_log
 
 
@@ -92,6 +93,34 @@ def test_a_disk_that_fails_at_the_sync_leaves_no_record_and_no_litter(tmp_path, 
     assert log.steps.head() == -1
     assert list((tmp_path / "run" / "staging").iterdir()) == []
     log.steps.append(0, b"genesis")
+
+
+def steps_of_three(folder: Path, name: str):
+    steps = open_log(f"file:{folder}", create=True).steps
+    for version in range(3):
+        steps.append(version, f"{name} {version}".encode())
+    return steps
+
+
+def test_a_learner_whose_folder_was_removed_writes_nothing_more(tmp_path):
+    steps = steps_of_three(tmp_path / "run", "mine")
+    shutil.rmtree(tmp_path / "run")
+    for _ in range(2):
+        with pytest.raises(
+            LogUnavailable, match="version 2 is missing; this learner appended it, so the log was removed"
+        ):
+            steps.append(3, b"mine 3")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_learner_whose_folder_was_given_to_another_run_is_fenced_and_writes_nothing(tmp_path):
+    steps = steps_of_three(tmp_path / "run", "mine")
+    shutil.rmtree(tmp_path / "run")
+    theirs = steps_of_three(tmp_path / "run", "theirs")
+    with pytest.raises(Fenced, match="another learner has written version 2: expected the record that this learner"):
+        steps.append(3, b"mine 3")
+    assert theirs.head() == 2
+    theirs.append(3, b"theirs 3")
 
 
 @pytest.fixture

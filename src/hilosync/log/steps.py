@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from blake3 import blake3
+
 from hilosync.errors import Fenced, LogUnavailable, Truncated
 from hilosync.log.objects import Objects
 from hilosync.log.polling import Polling
@@ -18,16 +20,22 @@ class ObjectStepLog:
     def __init__(self, objects: Objects, polling: Polling):
         self._objects = objects
         self._polling = polling
-        self._known = -1  # the version that this object appended last
+        # The version that this object appended last, and the hash of its bytes.
+        self._last: tuple[int, bytes] | None = None
 
     def append(self, version: int, record: bytes) -> None:
         """See `StepLog.append`."""
         name = _name(version)
-        if version - 1 != self._known and not self._may_follow(version):
+        mine = self._last is not None and self._last[0] == version - 1
+        if not (self._follows_last(version) if mine else self._may_follow(version)):
             self._refuse_if_removed(version)
+            what_to_do = (
+                "this learner appended it, so the log was removed or replaced; begin a new run"
+                if mine
+                else "append it first"
+            )
             raise LogUnavailable(
-                f"{self._objects.url}: cannot append version {version}: version {version - 1} is missing; "
-                "append it first"
+                f"{self._objects.url}: cannot append version {version}: version {version - 1} is missing; {what_to_do}"
             )
         if self._objects.create(name, record, durable=True):
             # A version that was removed can be created again. The mark was moved before the removal,
@@ -42,7 +50,7 @@ class ObjectStepLog:
                 f"{self._objects.url}: another learner has written version {version}: expected none or the "
                 "same bytes; this learner must stop, or start again from the log"
             )
-        self._known = version
+        self._last = (version, blake3(record).digest())
 
     def read(self, version: int, wait: float = 0.0) -> bytes | None:
         """See `StepLog.read`."""
@@ -93,6 +101,23 @@ class ObjectStepLog:
         self._objects.replace(_OLDEST, str(before).encode(), durable=True)
         for version in range(oldest, before):
             self._objects.remove(_name(version))
+
+    def _follows_last(self, version: int) -> bool:
+        """Whether the predecessor is still the very record that this object appended.
+
+        The folder can be removed under a living learner, and another run begun in its place: a record
+        that is merely there does not show that it is ours.
+        """
+        assert self._last is not None
+        predecessor = self._objects.get(_name(version - 1))
+        if predecessor is None:
+            return self._may_follow(version)
+        if blake3(predecessor).digest() != self._last[1]:
+            raise Fenced(
+                f"{self._objects.url}: another learner has written version {version - 1}: expected the record that "
+                "this learner appended; this learner must stop, the log is another run's now"
+            )
+        return True
 
     def _may_follow(self, version: int) -> bool:
         exists = self._objects.exists
