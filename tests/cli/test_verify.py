@@ -84,6 +84,39 @@ def test_a_truncated_record_is_refused_and_named(run_command, tmp_path):
     assert code == 1 and err.splitlines()[-1].startswith("MalformedRecord: record 3 of file:")
 
 
+@pytest.mark.parametrize("missing", [[0], [1], [2], [3], [2, 3], [1, 2, 3], [0, 1, 2, 3]])
+def test_a_hole_in_the_log_is_refused_and_the_missing_record_named(run_command, tmp_path, missing):
+    begin(tmp_path / "a")
+    for version in missing:
+        (tmp_path / "a" / "steps" / f"{version:020d}").unlink()
+    code, _, err = run_command("verify", tmp_path / "a")
+    assert code == 1
+    assert err.splitlines()[-1].startswith(f"MalformedRecord: record {missing[0]} of file:")
+    assert "is missing, although record 4 is there: the log has a hole" in err
+
+
+def test_a_log_that_lacks_its_last_records_or_has_none_verifies(run_command, tmp_path):
+    begin(tmp_path / "a")
+    record(tmp_path / "a", 4).unlink()
+    code, out, _ = run_command("verify", tmp_path / "a")
+    assert code == 0 and "3 records replayed" in out
+    begin(tmp_path / "b", versions=0)
+    code, out, _ = run_command("verify", tmp_path / "b")
+    assert code == 0 and "0 records replayed" in out
+
+
+@pytest.mark.parametrize("version", [0, 2, 4, 5])
+def test_a_directory_in_a_records_place_is_one_clear_line(run_command, tmp_path, version):
+    begin(tmp_path / "a")
+    path = tmp_path / "a" / "steps" / f"{version:020d}"
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    for command in ("verify", "inspect"):
+        code, _, err = run_command(command, tmp_path / "a")
+        assert code == 2
+        assert f"{path.name} is a directory: expected a file" in err.splitlines()[-1]
+
+
 def test_a_record_of_another_run_or_plan_is_refused_with_both_named(run_command, tmp_path):
     mine = begin(tmp_path / "a").run.genesis.run
     for name, options in (("seed", {"seed": 2}), ("plan", {"rank": 3})):

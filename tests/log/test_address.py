@@ -93,3 +93,11 @@ def test_a_file_in_the_place_of_the_directory_is_one_clear_line(tmp_path):
     assert "\n" not in str(caught.value)
     with pytest.raises(LogNotFound):
         open_log(f"file:{tmp_path}/file/run")
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_path_that_cannot_be_is_one_clear_line(tmp_path, create: bool):
+    with pytest.raises(ConfigurationError, match="there is no such home directory; write the whole path"):
+        open_log("file:~nosuchuser/x", create=create)
+    with pytest.raises(LogUnavailable, match="File name too long; use a shorter path"):
+        open_log(f"file:{tmp_path}/{'x' * 300}", create=create)

@@ -216,6 +216,14 @@ def test_a_damaged_mark_of_the_oldest_version_is_reported(tmp_path):
         log.steps.read(1)
 
 
+def test_a_record_behind_a_hole_is_found_by_the_listing(tmp_path):
+    steps = steps_of_three(tmp_path / "run", "mine")
+    (tmp_path / "run" / "steps" / f"{1:020d}").unlink()
+    (tmp_path / "run" / "steps" / "99.txt").write_bytes(b"")
+    assert (steps.head(), steps.highest()) == (0, 2)
+    assert open_log(f"file:{tmp_path}/run").steps.highest() == 2
+
+
 def test_files_that_are_no_part_of_a_mailbox_are_ignored(tmp_path):
     log = open_log(f"file:{tmp_path}/run", create=True)
     for folder in ("orders", "claims", "rollouts"):

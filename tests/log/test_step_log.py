@@ -153,6 +153,14 @@ def test_an_overtaken_learner_cannot_write_a_forgotten_version_again(opens):
     assert opens().steps.head() == 5
 
 
+def test_the_highest_number_is_found_by_listing(log):
+    assert log.steps.highest() == -1
+    fill(log.steps, 6)
+    assert log.steps.highest() == 5
+    log.steps.forget(before=4)
+    assert log.steps.highest() == 5
+
+
 def test_forgetting_in_an_empty_log_changes_nothing(log):
     log.steps.forget(5)
     log.steps.append(0, b"")

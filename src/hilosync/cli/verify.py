@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from hilosync.errors import MalformedRecord, PeerSilent
 from hilosync.log import open_log
 from hilosync.runtime import Replica
 
@@ -25,12 +26,19 @@ def command(log: str, as_json: bool) -> None:
     """
     started = time.perf_counter()
     opened = open_log(log)
-    head = opened.steps.head()
+    # `head` stops at a hole, or leaps over it; a listing shows what lies behind it.
+    newest = max(opened.steps.head(), opened.steps.highest())
     replica = Replica.join(opened)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("replaying", total=head)
-        for version in range(1, head + 1):
-            replica.advance(to=version)
+        bar = progress.add_task("replaying", total=newest)
+        for version in range(1, newest + 1):
+            try:
+                replica.advance(to=version)
+            except PeerSilent:
+                raise MalformedRecord(
+                    f"record {version} of {opened.url} is missing, although record {newest} is there: "
+                    "the log has a hole; restore the record, or use another log"
+                ) from None
             progress.update(bar, completed=version)
     seconds = time.perf_counter() - started
     if as_json:

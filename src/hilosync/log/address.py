@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from hilosync.errors import ConfigurationError, LogNotFound, UnknownName
+from hilosync.errors import ConfigurationError, LogNotFound, MalformedRecord, UnknownName
 from hilosync.log.base import Log
 from hilosync.log.blobs import ObjectBlobStore
 from hilosync.log.mailbox import ObjectMailbox
@@ -61,6 +61,7 @@ def open_log(url: str, create: bool = False, wait: float = 0.0) -> Log:
         ConfigurationError: the address names no known kind of log (`UnknownName`), or nothing.
         LogNotFound: there is no run at this address: no genesis.
         LogUnavailable: the storage refused.
+        MalformedRecord: the genesis is missing, and later records are there.
     """
     scheme, rest = parse_address(url)
     opener = _OPENERS[scheme]
@@ -72,6 +73,12 @@ def open_log(url: str, create: bool = False, wait: float = 0.0) -> Log:
         try:
             log = opener(rest, False)
             if log.steps.head() < 0:
+                # Asked again after the listing: a learner may be beginning the run just now.
+                if log.steps.highest() > 0 and log.steps.head() < 0:
+                    raise MalformedRecord(
+                        f"record 0 of {log.url} is missing, although record {log.steps.highest()} is there: "
+                        "the log has a hole; restore the record, or use another log"
+                    )
                 raise LogNotFound(f"no run at {log.url}: the log is empty; start its learner, or check the address")
             return log
         except LogNotFound as error:

@@ -24,7 +24,7 @@ class StepLog(Protocol):
     Fencing: appending other bytes raises `Fenced`; that one rule stops a second learner.
     Durability: when `append` returns, the record survives a crash of this process and of the machine;
         nobody reads a record before it does.
-    Listing is never relied upon: a reader asks for the next number and checks the chain itself.
+    Listing is never relied upon to follow a run: a reader asks for the next number and checks the chain itself.
     """
 
     def append(self, version: int, record: bytes) -> None:
@@ -48,6 +48,14 @@ class StepLog(Protocol):
 
     def head(self, at_least: int = 0) -> int:
         """The newest version present, −1 for an empty log; `at_least` is a version known to exist."""
+        ...
+
+    def highest(self) -> int:
+        """The highest number that a listing of the records shows, −1 if none: for audits alone.
+
+        Asking for one number after the other cannot tell a log that ends from one with a hole. A
+        listing can, and one that lags behind only shows a smaller number: take the larger of this and `head`.
+        """
         ...
 
     def forget(self, before: int) -> None:

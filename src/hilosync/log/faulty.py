@@ -91,6 +91,9 @@ class _FaultyStepLog:
     def head(self, at_least: int = 0) -> int:
         return self.faults.read("head", lambda: self.inner.head(at_least))
 
+    def highest(self) -> int:
+        return self.faults.read("highest", self.inner.highest)
+
     def forget(self, before: int) -> None:
         self.faults.write("forget", lambda: self.inner.forget(before))
 

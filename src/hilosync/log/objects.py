@@ -18,9 +18,9 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, MemoryStore
 
-from hilosync.errors import LogNotFound, LogUnavailable
+from hilosync.errors import ConfigurationError, LogNotFound, LogUnavailable
 
-__all__ = ["FileObjects", "Objects", "file_objects", "memory_objects"]
+__all__ = ["FileObjects", "Objects", "file_objects", "file_root", "memory_objects"]
 
 _LARGEST_OBJECT = 1 << 31
 """Bytes of an object beyond which it is not read at all."""
@@ -35,6 +35,7 @@ _ADVICE = {
     errno.EPERM: "ask for access, or use another log",
     errno.EROFS: "mount it writable, or use another log",
     errno.ENOTDIR: "a part of the path is a file: use another path",
+    errno.ENAMETOOLONG: "use a shorter path",
     errno.EEXIST: "it is a file: use another path",
 }
 
@@ -126,6 +127,20 @@ class FileObjects(Objects):
         super().__init__(store, url)
         self._root = root
 
+    def get(self, path: str) -> bytes | None:
+        """See `Objects.get`."""
+        content = super().get(path)
+        if content is None:
+            self._refuse_directory(path)
+        return content
+
+    def exists(self, path: str) -> bool:
+        """See `Objects.exists`."""
+        found = super().exists(path)
+        if not found:
+            self._refuse_directory(path)
+        return found
+
     def create(self, path: str, content: bytes, durable: bool = False) -> bool:
         """See `Objects.create`."""
         if not durable:
@@ -148,6 +163,13 @@ class FileObjects(Objects):
             self._write_aside(path, content, overwrite=True)
             _sync((self._root / path).parent)
         return None
+
+    def _refuse_directory(self, path: str) -> None:
+        """A directory in an object's place would pass for no object, and nothing could be written there."""
+        if (self._root / path).is_dir():
+            raise LogUnavailable(
+                f"{self.url}: {path} is a directory: expected a file; it is no part of a log, move it away"
+            )
 
     def _write_aside(self, path: str, content: bytes, overwrite: bool) -> None:
         """Writes and syncs the bytes under a name of their own, then gives them the name `path`."""
@@ -179,20 +201,33 @@ def memory_objects(name: str, create: bool) -> Objects:
     return Objects(_memory[name], url)
 
 
+def file_root(path: str) -> Path:
+    """The absolute directory that the path of a `file:` address names.
+
+    Raises:
+        ConfigurationError: it begins with the home of a user whom this machine does not know.
+    """
+    try:
+        return Path(path.removeprefix("//")).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigurationError(f"file:{path}: there is no such home directory; write the whole path") from error
+
+
 def file_objects(path: str, create: bool) -> Objects:
     """The objects below a directory, which `create` makes with its parents.
 
     Raises:
+        ConfigurationError: the path begins with the home of an unknown user.
         LogNotFound: there is no such directory, and `create` is False.
         LogUnavailable: it cannot be made or opened.
     """
     url = f"file:{path}"
-    root = Path(path.removeprefix("//")).expanduser().absolute()
-    if not create and not root.exists():
-        raise LogNotFound(f"no run at {url}: there is no {root}; start its learner, or check the address")
-    if root.exists() and not root.is_dir():
-        raise LogUnavailable(f"{url}: cannot open it: {root} is a file; expected a directory, or a new path")
+    root = file_root(path)
     with _explained(url, "open it"):
+        if not create and not root.exists():
+            raise LogNotFound(f"no run at {url}: there is no {root}; start its learner, or check the address")
+        if root.exists() and not root.is_dir():
+            raise LogUnavailable(f"{url}: cannot open it: {root} is a file; expected a directory, or a new path")
         if create:
             for folder in _FOLDERS:
                 (root / folder).mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,11 @@ __all__ = ["ObjectStepLog"]
 # The oldest version that is retained, in decimal; absent while nothing has been forgotten.
 _OLDEST = "steps/oldest"
 
+_DIGITS = 20
+
 
 class ObjectStepLog:
-    """`StepLog` on objects. It never lists: a version is an object's name, and one asks for the next."""
+    """`StepLog` on objects. A version is an object's name, and one asks for the next; only `highest` lists."""
 
     def __init__(self, objects: Objects, polling: Polling):
         self._objects = objects
@@ -91,6 +93,12 @@ class ObjectStepLog:
                 missing = middle
         return present
 
+    def highest(self) -> int:
+        """See `StepLog.highest`."""
+        # What lies inside a folder of that name counts as well: it is in the record's place.
+        names = (name.partition("/")[0] for name in self._objects.names("steps"))
+        return max((int(name) for name in names if len(name) == _DIGITS and name.isdecimal()), default=-1)
+
     def forget(self, before: int) -> None:
         """See `StepLog.forget`."""
         oldest = max(1, self._oldest())
@@ -145,4 +153,4 @@ class ObjectStepLog:
 
 
 def _name(version: int) -> str:
-    return f"steps/{version:020d}"
+    return f"steps/{version:0{_DIGITS}d}"
