@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from hilosync.arithmetic.gradient import DenseBlock, LowRankBlock
-from hilosync.compress import accumulate, default_decay, retain
+from hilosync.compress import accumulate, default_decay, get_compressor, retain
 from hilosync.compress.feedback import reference_residual
 from hilosync.errors import NonFinite
+
+NAMES = ["dense", "powersgd", "spar", "spar_rd", "topk", "warmup"]
 
 
 def some_decoded(plan, seed=0):
@@ -64,6 +66,42 @@ def test_a_gradient_that_is_not_finite_leaves_the_residual_unchanged(plan, gradi
     with pytest.raises(NonFinite, match=plan.blocks[2].name):
         accumulate(plan, spoiled, residual)
     assert torch.equal(residual, torch.ones(plan.size))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_value_that_no_record_may_carry_never_enters_the_residual(name, plan, gradient):
+    settings = {"compressor": "spar", "settings": {"budget": None}, "steps": 1} if name == "warmup" else None
+    compressor = get_compressor(name, settings)
+    residual = torch.full((plan.size,), 0.5)
+    before = residual.clone()
+    spoiled = gradient.clone()
+    spoiled[3] = 1e37
+    for clip in (None, 1.0):
+        with pytest.raises(NonFinite, match=rf"{plan.blocks[0].name} holds a value beyond"):
+            accumulate(plan, spoiled, residual, clip)
+        assert torch.equal(residual, before)
+    accumulate(plan, gradient, residual)
+    payload, _ = compressor.encode(plan, compressor.init(plan), residual, 10**6)
+    retain(plan, residual, compressor.decode(plan, payload))
+    assert torch.isfinite(residual).all()
+
+
+def test_a_sum_beyond_the_limit_is_refused_before_the_residual_changes(plan):
+    residual = torch.zeros(plan.size)
+    residual[-1] = 0.75 * 2.0**120
+    before = residual.clone()
+    with pytest.raises(NonFinite, match=f"the sum of gradient and residual of {plan.blocks[-1].name}"):
+        accumulate(plan, residual.clone(), residual)
+    assert torch.equal(residual, before)
+    accumulate(plan, -before, residual)
+    assert not residual.any()
+
+
+def test_another_buffer_takes_the_sum_when_the_residual_must_survive(plan, gradient):
+    residual = torch.ones(plan.size)
+    out = torch.zeros(plan.size)
+    accumulate(plan, gradient, residual, out=out)
+    assert torch.equal(residual, torch.ones(plan.size)) and torch.equal(out, 1 + gradient)
 
 
 def test_energies_of_tiny_and_huge_gradients_do_not_vanish_or_overflow(plan, gradient):

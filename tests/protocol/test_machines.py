@@ -9,11 +9,13 @@ import pytest
 import torch
 from small_run import PLAN, genesis_of, gradient
 
+from hilosync.compress import PowerSGD
 from hilosync.errors import (
     BudgetTooSmall,
     ChainBroken,
     ConfigurationError,
     Diverged,
+    HiLoError,
     MalformedRecord,
     NonFinite,
     PlanMismatch,
@@ -21,7 +23,7 @@ from hilosync.errors import (
 )
 from hilosync.optim import AdamW
 from hilosync.protocol import LearnerMachine, ReplicaMachine, Run
-from hilosync.wire import PlanLayout, TensorLayout, decode_record, encode_record
+from hilosync.wire import PlanLayout, Setup, TensorLayout, decode_record, encode_record
 
 
 def same_bits(a, b) -> bool:
@@ -186,6 +188,87 @@ def test_a_gradient_that_is_not_finite_changes_nothing(learner, rng):
         learner.propose(bad)
     assert learner.version == 1 and learner.pending is None and learner.digest == digest
     assert same_bits(learner.state, before) and torch.equal(learner.residual, residual)
+
+
+class FailingOptimizer(AdamW):
+    failing = False
+
+    def scalars(self, version, learning_rates=None):
+        if type(self).failing:
+            raise ValueError("no scalars")
+        return super().scalars(version, learning_rates)
+
+
+class FailingCompressor:
+    """PowerSGD, whose encoder has a state, that fails or writes nonsense when it is told to."""
+
+    failing = ""
+
+    def __init__(self):
+        self.inner = PowerSGD()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def encode(self, plan, state, gradient, budget):
+        payload, state = self.inner.encode(plan, state, gradient, budget)
+        if self.failing == "encode":
+            raise ValueError("no payload")
+        return {"size": payload + bytes(10**4), "decode": payload[:-1]}.get(self.failing, payload), state
+
+
+@pytest.mark.parametrize("failure", ["two rates", "nan rate", "scalars", "encode", "size", "decode", "1e37"])
+def test_a_step_that_fails_changes_nothing_and_the_next_is_as_if_it_had_not_been(failure, genesis, rng):
+    run = Run.of(genesis_of(compressor=Setup("powersgd", PowerSGD().settings())))
+    compressor = FailingCompressor()
+    learner = LearnerMachine(replace(run, optimizer=FailingOptimizer(), compressor=compressor))
+    untouched = LearnerMachine(run)
+    steps = [gradient(rng) for _ in range(3)]
+    for machine in (learner, untouched):
+        machine.propose(steps[0])
+        machine.accept(1)
+    state, encoder = learner.state.clone(), [start.clone() for start in learner._encoder]
+    residual, digest = learner.residual.clone(), learner.digest
+    rates = {"two rates": (1e-3, 1e-3), "nan rate": (float("nan"),)}.get(failure)
+    bad = steps[1].clone()
+    if failure == "1e37":
+        bad[3] = 1e37
+    FailingOptimizer.failing, compressor.failing = failure == "scalars", failure
+    try:
+        with pytest.raises((ValueError, HiLoError)):
+            learner.propose(bad, rates)
+    finally:
+        FailingOptimizer.failing, compressor.failing = False, ""
+    assert learner.pending is None and learner.version == 1 and learner.digest == digest
+    assert same_bits(learner.state, state) and torch.equal(learner.residual, residual)
+    assert all(torch.equal(a, b) for a, b in zip(learner._encoder, encoder, strict=True))
+    for version, step in enumerate(steps[1:], start=2):
+        assert learner.propose(step).data == untouched.propose(step).data
+        learner.accept(version)
+        untouched.accept(version)
+        assert torch.equal(learner.residual, untouched.residual)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"decay": -0.1},
+        {"decay": 1.5},
+        {"decay": float("nan")},
+        {"clip": 0.0},
+        {"clip": float("inf")},
+        {"residual_cap": -1.0},
+        {"residual_cap": float("nan")},
+    ],
+)
+def test_settings_of_the_feedback_out_of_range_are_refused(settings, genesis):
+    with pytest.raises(ConfigurationError, match="expected a"):
+        LearnerMachine(Run.of(genesis), **settings)
+
+
+def test_rates_for_another_number_of_groups_are_refused_before_the_first_step(genesis):
+    with pytest.raises(ConfigurationError, match="one per group of the plan"):
+        LearnerMachine(replace(Run.of(genesis), optimizer=AdamW(lr=(1e-3, 1e-4))))
 
 
 def test_a_second_proposal_waits_for_the_first(learner, rng):

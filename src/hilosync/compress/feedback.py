@@ -3,8 +3,8 @@
     G' = c·G + E           c = min(1, clip/‖G‖)
     E  ← decay·(G' − Ĝ)
 
-E is the learner's alone, fp32, one flat buffer, part of its checkpoint. During a step the same
-buffer holds G', so feedback needs no memory beside E:
+E is the learner's alone, fp32, one flat buffer, part of its checkpoint. During a step a buffer
+holds G': the same one, or another where E must survive a step that fails:
 
     energies = accumulate(plan, gradient, residual)     # residual now holds G'
     payload, state = compressor.encode(plan, state, residual, budget)
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
-from hilosync.compress.finite import largest_magnitude
+from hilosync.compress.finite import LARGEST, largest_magnitude
 from hilosync.plan import AdapterPlan
 
 __all__ = ["accumulate", "default_decay", "reference_residual", "retain"]
@@ -31,6 +31,9 @@ _DEFAULT_DECAY = {"adamw": 1.0}
 _CAUTIOUS_DECAY = 0.95
 """Lion, Muon and SGD with momentum diverge or stall when E never fades."""
 
+_UNSUSPECTED = LARGEST / 2
+"""A norm below which every element is surely within the limit, whatever rounding the norm has suffered."""
+
 
 def default_decay(optimizer: str) -> float:
     """The decay of E that suits the optimizer of this name."""
@@ -38,31 +41,41 @@ def default_decay(optimizer: str) -> float:
 
 
 def accumulate(
-    plan: AdapterPlan, gradient: torch.Tensor, residual: torch.Tensor, clip: float | None = None
+    plan: AdapterPlan,
+    gradient: torch.Tensor,
+    residual: torch.Tensor,
+    clip: float | None = None,
+    out: torch.Tensor | None = None,
 ) -> np.ndarray:
-    """Turns E into G' = c·G + E, in place.
+    """Makes G' = c·G + E, in place of E unless another buffer is given.
 
     Args:
         plan: the adapter's tensors.
         gradient: G, flat, fp32, shape (plan.size,); not changed.
-        residual: E, of the same shape; G' afterwards.
+        residual: E, of the same shape; G' afterwards, unless `out` takes it.
         clip: largest norm of G that enters; None for no limit. Clipping comes before E is added,
             so a step's gradient is bounded and what was left out earlier is not.
+        out: of the same shape, takes G'; None to overwrite E.
 
     Returns:
         ‖G‖² of each block before clipping, fp64, shape (blocks,).
 
     Raises:
-        NonFinite: G holds NaN, Inf or a value beyond 2^120; names the tensor; E is unchanged.
+        NonFinite: G or G' holds NaN, Inf or a value beyond 2^120, which no compressor takes; names the
+            tensor; E is unchanged.
     """
     views = plan.views(gradient)
     energies = np.array([_energy(view) for view in views])
     for block, view, energy in zip(plan.blocks, views, energies, strict=True):
-        if not np.isfinite(energy):
+        # No element exceeds its block's norm, so that most blocks need no second look.
+        if not energy <= _UNSUSPECTED**2:
             largest_magnitude(block, view)
     norm = float(np.sqrt(energies.sum()))
     factor = 1.0 if clip is None or norm <= clip else clip / norm
-    residual.add_(gradient, alpha=factor)
+    if not factor * norm + torch.linalg.vector_norm(residual).item() <= _UNSUSPECTED:
+        for block, view, left in zip(plan.blocks, views, plan.views(residual), strict=True):
+            largest_magnitude(block, torch.add(left, view, alpha=factor), "the sum of gradient and residual")
+    torch.add(residual, gradient, alpha=factor, out=residual if out is None else out)
     return energies
 
 

@@ -13,8 +13,8 @@ LARGEST = 2.0**120
 """Largest magnitude of a gradient's element: products with a basis of any rank stay finite in fp32 and bf16."""
 
 
-def largest_magnitude(block: Block, matrix: torch.Tensor) -> float:
-    """Largest |G[i, j]| of one block.
+def largest_magnitude(block: Block, matrix: torch.Tensor, subject: str = "the gradient") -> float:
+    """Largest |G[i, j]| of one block; `subject` says in the message what G is.
 
     Raises:
         NonFinite: the block holds NaN, Inf, or a value beyond `LARGEST`.
@@ -24,7 +24,7 @@ def largest_magnitude(block: Block, matrix: torch.Tensor) -> float:
     if not magnitude <= LARGEST:  # also when NaN
         what = "a value beyond 2^120" if abs(magnitude) < float("inf") else "NaN or Inf"
         raise NonFinite(
-            f"the gradient of {block.name} holds {what}: expected finite fp32 values; "
+            f"{subject} of {block.name} holds {what}: expected finite fp32 values; "
             "skip this step (a skipped step is simply no record) and look at the loss"
         )
     return magnitude

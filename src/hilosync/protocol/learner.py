@@ -76,8 +76,18 @@ class LearnerMachine:
             residual_cap: largest ‖E‖ that is kept, in units of the step's ‖G‖; None for no limit.
 
         Raises:
+            ConfigurationError: decay, clip or cap are out of range, or the optimizer has settings for
+                another number of param groups than the plan.
             BudgetTooSmall: no payload of the compressor fits into the budget beside the header.
         """
+        for name, value, allowed, expected in (
+            ("decay of the residual", decay, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+            ("clip norm", clip, lambda x: 0 < x < float("inf"), "a finite number above 0"),
+            ("cap of the residual", residual_cap, lambda x: 0 <= x < float("inf"), "a finite number of 0 or more"),
+        ):
+            if value is not None and not allowed(value):
+                raise ConfigurationError(f"{name}: expected {expected}, or None for the default, got {value}")
+        _scalars(run, 1, None)
         self.run = run
         self.epoch = epoch
         self.state, self.digest = run.initial_state(initial)
@@ -87,6 +97,9 @@ class LearnerMachine:
         self.clip = clip
         self.residual_cap = residual_cap
         self.residual = torch.zeros(run.plan.size)
+        # G' gets a buffer of its own, swapped for E's when a step has succeeded: E + G − G is not E in
+        # floating point, so a failed step could not be undone in one buffer.
+        self._corrected = torch.zeros(run.plan.size)
         self._encoder = run.compressor.init(run.plan)
         self._previous = run.origin
         self._payload_budget = run.record_limit - run.overhead
@@ -102,27 +115,31 @@ class LearnerMachine:
     def propose(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None = None) -> Proposal:
         """Compresses a gradient and replays the result; the machine is then at the new version's state.
 
+        All or nothing: whatever is raised before the optimizer's step, here or in the compressor, E, the
+        encoder's state, parameters and digest are as they were, and the next gradient may be proposed.
+
         Args:
             gradient: G, flat fp32 on the CPU, shape (plan.size,).
             learning_rates: one per param group; None for the optimizer's configured ones.
 
         Raises:
-            NonFinite: G holds NaN or Inf; the message names the tensor and nothing has changed.
+            NonFinite: G or G + E holds NaN, Inf or a value beyond 2^120; the message names the tensor.
+            ConfigurationError: the learning rates are not such rates.
         """
         if self.pending is not None:
             raise ConfigurationError(
                 f"version {self.pending.version} is proposed and not accepted: append its bytes and accept it first"
             )
         run, version = self.run, self.version + 1
-        energies = accumulate(run.plan, gradient, self.residual, self.clip)
-        # From here to `retain` the residual's buffer holds G' = G + E.
-        payload, self._encoder = run.compressor.encode(run.plan, self._encoder, self.residual, self._payload_budget)
+        scalars = _scalars(run, version, learning_rates)
+        corrected = self._corrected
+        energies = accumulate(run.plan, gradient, self.residual, self.clip, out=corrected)
+        payload, encoder = run.compressor.encode(run.plan, self._encoder, corrected, self._payload_budget)
         if len(payload) > self._payload_budget:
             raise BudgetTooSmall(
                 f"{run.compressor.name} made a payload of {len(payload)} bytes for a budget of {self._payload_budget}: "
                 "the compressor is at fault, nothing was published"
             )
-        scalars = run.optimizer.scalars(version, learning_rates)
         done = replay(run, self.state, self.digest, version, payload, scalars)
         record = Record(
             run=run.genesis.run_id,
@@ -137,7 +154,9 @@ class LearnerMachine:
             digest=done.digest,
         )
         cap = None if self.residual_cap is None else self.residual_cap * float(energies.sum()) ** 0.5
-        left = retain(run.plan, self.residual, done.gradient, self.decay, cap)
+        left = retain(run.plan, corrected, done.gradient, self.decay, cap)
+        self.residual, self._corrected = corrected, self.residual
+        self._encoder = encoder
         self.digest = done.digest
         self.pending = Proposal(
             version=version,
@@ -155,3 +174,24 @@ class LearnerMachine:
         self._previous = record_hash(self.pending.data)
         self.version = version
         self.pending = None
+
+
+def _scalars(run: Run, version: int, learning_rates: tuple[float, ...] | None) -> np.ndarray:
+    """The step's scalars, fp32, shape (1 or groups, scalars): what a record can carry and every replica takes.
+
+    Raises:
+        ConfigurationError: they are for another number of param groups, or not finite.
+    """
+    scalars = run.optimizer.scalars(version, learning_rates)
+    groups, columns = run.plan.groups, len(run.optimizer.scalar_names)
+    if scalars.shape not in ((1, columns), (groups, columns)):
+        raise ConfigurationError(
+            f"optimizer {run.optimizer.name}: expected scalars for {'1' if groups == 1 else f'1 or {groups}'} param "
+            f"groups, {columns} each, got shape {scalars.shape}: give one learning rate, or one per group of the plan"
+        )
+    if scalars.dtype != np.float32 or not np.isfinite(scalars).all():
+        raise ConfigurationError(
+            f"optimizer {run.optimizer.name}: expected finite fp32 scalars for version {version}, got "
+            f"{scalars.tolist()} of {scalars.dtype}"
+        )
+    return scalars
