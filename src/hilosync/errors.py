@@ -22,6 +22,7 @@
     │   ├── ChainBroken           the record does not follow the one before it
     │   └── BadSignature          not signed by the run's learner
     ├── Diverged            (1)   same records, other bits: names version and tensors
+    ├── TornState           (1)   a step was interrupted half-way; the replica must join again
     ├── NonFinite           (2)   NaN or Inf in a gradient, with the tensor's name
     ├── UnsafeArithmetic    (2)   this machine does not round as IEEE 754 asks
     └── PeerSilent          (3)   nothing heard from the other side within the limit
@@ -53,6 +54,7 @@ __all__ = [
     "PlanError",
     "PlanMismatch",
     "RunMismatch",
+    "TornState",
     "Truncated",
     "UnknownName",
     "UnsafeArithmetic",
@@ -161,6 +163,10 @@ class Diverged(HiLoError):
             f"version {version} diverged in {where or 'no tensor whose tag differs'}: the learner's digest is "
             f"{expected.hex()[:16]}…, this replica's {found.hex()[:16]}…; it must not serve this version"
         )
+
+
+class TornState(HiLoError):
+    """Applying a record was interrupted, so parameters and slots belong to no version."""
 
 
 class NonFinite(HiLoError):

@@ -117,6 +117,20 @@ def test_a_trainable_tensor_outside_the_adapter_is_refused_by_name():
         bind(model)
 
 
+def test_a_frozen_factor_is_refused_by_the_learner_and_served_by_a_worker():
+    model = adapted()
+    plan = bind(model).plan
+    bind(model).parameters[0].requires_grad_(False)
+    with pytest.raises(PlanError, match=r"layers\.0\.lora_A\.default\.weight is frozen"):
+        bind(model)
+    assert len(bind(model, expected=plan).parameters) == len(plan.blocks)
+
+
+def test_an_initialization_that_changes_the_base_weights_is_refused():
+    with pytest.raises(PlanError, match="changes the base weights"):
+        bind(adapted(init_lora_weights="pissa"))
+
+
 def test_another_plan_is_refused_and_a_differing_tensor_named():
     expected = bind(adapted(width=6)).plan
     with pytest.raises(PlanMismatch, match=r"layers\.0\.lora_A of 4 × 6"):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import hilosync as hilo
-from hilosync.errors import Diverged, PeerSilent
+from hilosync.errors import ConfigurationError, Diverged, MalformedRollouts, PeerSilent
 from hilosync.log import Delivery, Order, open_log
 from hilosync.runtime import Dispatcher, Heartbeat, Limits, Notice, Presence, Replica, Worker
 
@@ -18,6 +18,10 @@ QUICK = Limits(silence=0.6, lease=30.0, patience=2.0)
 
 def notice(sender: str, incarnation: str | None = None, **fields) -> Notice:
     return Notice(sender=sender, incarnation=incarnation or sender, beat=0, state="serving", **fields)
+
+
+def whole(delivery: Delivery) -> Delivery:
+    return delivery
 
 
 def answer(mailbox, worker: str, content: bytes = b"done", wait: float = 5.0) -> Order | None:
@@ -41,7 +45,7 @@ def test_batches_are_returned_in_order_whoever_answers_first(mailbox):
     with Heartbeat(mailbox, notice("w"), interval=0.1):
         thread = threading.Thread(target=work)
         thread.start()
-        collected = Dispatcher(mailbox, QUICK).collect(version=4, batches=3)
+        collected = Dispatcher(mailbox, QUICK).collect(version=4, batches=3, admit=whole)
         thread.join()
     assert [delivery.content for delivery in collected] == [b"batch 0", b"batch 1", b"batch 2"]
     assert {delivery.order.version for delivery in collected} == {4}
@@ -53,7 +57,7 @@ def test_a_batch_answered_twice_is_used_once(mailbox):
         mailbox.offer([Order(1, 0), Order(1, 0, attempt=1)])
         mailbox.deliver(Delivery("w", Order(1, 0), b"first"))
         mailbox.deliver(Delivery("v", Order(1, 0, attempt=1), b"second"))
-        collected = dispatcher.collect(version=1, batches=1)
+        collected = dispatcher.collect(version=1, batches=1, admit=whole)
     assert len(collected) == 1
     assert dispatcher.duplicates == 1
 
@@ -67,7 +71,7 @@ def test_a_dead_workers_batch_is_offered_again_and_answered_by_another(mailbox):
     with Heartbeat(mailbox, notice("alive"), interval=0.1):
         thread = threading.Thread(target=lambda: taken.append(answer(mailbox, "alive", wait=20)))
         thread.start()
-        collected = dispatcher.collect(version=2, batches=1)
+        collected = dispatcher.collect(version=2, batches=1, admit=whole)
         thread.join()
     assert taken == [Order(2, 0, attempt=1)]
     assert collected[0].worker == "alive"
@@ -82,7 +86,7 @@ def test_a_worker_started_again_does_not_count_as_holding_its_old_order(mailbox)
     with Heartbeat(mailbox, notice("w", "w-second"), interval=0.1):
         thread = threading.Thread(target=lambda: taken.append(answer(mailbox, "w-second", wait=20)))
         thread.start()
-        dispatcher.collect(version=1, batches=1)
+        dispatcher.collect(version=1, batches=1, admit=whole)
         thread.join()
     assert taken == [Order(1, 0, attempt=1)]
 
@@ -98,7 +102,7 @@ def test_a_slow_living_worker_keeps_its_order(mailbox):
     with Heartbeat(mailbox, notice("slow"), interval=0.1):
         thread = threading.Thread(target=slow)
         thread.start()
-        collected = dispatcher.collect(version=1, batches=1)
+        collected = dispatcher.collect(version=1, batches=1, admit=whole)
         thread.join()
     assert collected[0].content == b"at last" and dispatcher.reissued == 0
 
@@ -107,7 +111,7 @@ def test_without_a_living_worker_the_learner_gives_up_and_says_what_to_do(mailbo
     started = time.monotonic()
     mailbox.post("w", msgspec.json.encode(msgspec.structs.replace(notice("w"), state="failed", detail="no such model")))
     with pytest.raises(PeerSilent, match=r"hilo work.*w failed: no such model"):
-        Dispatcher(mailbox, Limits(silence=0.1, lease=1.0, patience=0.5)).collect(version=1, batches=2)
+        Dispatcher(mailbox, Limits(silence=0.1, lease=1.0, patience=0.5)).collect(version=1, batches=2, admit=whole)
     assert time.monotonic() - started < 30
 
 
@@ -148,7 +152,7 @@ def test_two_workers_follow_a_learner_to_its_end(model, memory, backward):
         thread.start()
     with Heartbeat(learner.log.mailbox, notice("learner")) as heartbeat:
         for version in range(5):
-            contents = [delivery.content for delivery in dispatcher.collect(version, batches=3)]
+            contents = [delivery.content for delivery in dispatcher.collect(version, 3, whole)]
             assert contents == [f"{version}/{batch}/{version}".encode() for batch in range(3)]
             backward(model)
             learner.step()
@@ -189,3 +193,57 @@ def test_a_diverged_worker_reports_itself_and_answers_nothing(model, memory, bac
     said = Presence(learner.log.mailbox).look().notice("w")
     assert (said.state, said.mismatches) == ("failed", 1) and "layers.0.lora_A" in said.detail
     assert learner.log.mailbox.collect(1) == []
+
+
+def test_a_wrong_answer_is_refused_and_its_batch_offered_again(mailbox):
+    def admit(delivery: Delivery) -> bytes:
+        if delivery.content == b"garbage":
+            raise MalformedRollouts("not a batch")
+        return delivery.content
+
+    def work():
+        answer(mailbox, "bad", b"garbage", wait=20)
+        answer(mailbox, "good", b"rollouts", wait=20)
+
+    dispatcher = Dispatcher(mailbox, Limits(silence=30.0, patience=30.0))
+    with Heartbeat(mailbox, notice("bad"), interval=0.1), Heartbeat(mailbox, notice("good"), interval=0.1):
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert dispatcher.collect(1, 1, admit) == [b"rollouts"]
+        thread.join()
+    assert dispatcher.reissued == 1
+
+
+def test_a_batch_that_is_always_answered_wrongly_ends_the_run_with_the_reason(mailbox):
+    def admit(delivery: Delivery) -> bytes:
+        raise MalformedRollouts("not a batch")
+
+    with Heartbeat(mailbox, notice("w"), interval=0.1):
+        thread = threading.Thread(target=lambda: [answer(mailbox, "w", wait=20) for _ in range(3)])
+        thread.start()
+        with pytest.raises(MalformedRollouts, match="not a batch"):
+            Dispatcher(mailbox, Limits(silence=30.0, patience=30.0)).collect(1, 1, admit)
+        thread.join()
+
+
+def test_stray_files_among_the_notices_and_orders_end_nothing(model, memory):
+    learner = hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=memory)
+    mailbox = learner.log.mailbox
+    mailbox.post("w.swp", b"\x00garbage")
+    mailbox.offer([Order(99, 0)])
+    worker = Worker(Replica.join(memory), "w", serve, Limits(silence=0.3, patience=60.0))
+    thread = threading.Thread(target=worker.run)
+    with Heartbeat(mailbox, notice("learner"), interval=0.1) as heartbeat:
+        thread.start()
+        collected = Dispatcher(mailbox, Limits(silence=5.0, patience=30.0)).collect(0, 1, whole)
+        assert collected[0].content == b"0/0/0"
+        heartbeat.update(state="finished", version=0)
+        thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("name", ["learner", "", "x" * 49])
+def test_a_worker_cannot_take_a_name_that_would_mislead_others(model, memory, name):
+    hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=memory)
+    with pytest.raises(ConfigurationError, match="cannot be named"):
+        Worker(Replica.join(memory), name, serve)

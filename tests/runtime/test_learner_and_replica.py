@@ -22,6 +22,7 @@ from hilosync.errors import (
     PeerSilent,
     PlanMismatch,
     RunMismatch,
+    TornState,
     UnsafeArithmetic,
 )
 from hilosync.log import Faults, open_log
@@ -165,12 +166,14 @@ def test_a_lost_acknowledgement_is_retried_with_the_same_bytes(model, memory, ba
         learner.step()
     faults.lose_acknowledgement = 0.0
     assert learner.version == 1
+    assert learner.step().version == 2  # no new gradient: the same bytes again, and no step besides
+    assert learner.log.steps.head() == 2
     backward(model)
     assert learner.step().version == 3
     assert replica.advance() == 3 and replica.digest == learner.digest
 
 
-def test_a_record_that_never_arrived_is_appended_by_the_next_step(model, memory, backward):
+def test_a_record_that_never_arrived_is_appended_before_the_next(model, memory, backward):
     faults = Faults(seed=1)
     learner = learner_on(model, faults.wrap(open_log(memory, create=True)))
     replica = hilo.Replica.join(memory)
@@ -180,6 +183,7 @@ def test_a_record_that_never_arrived_is_appended_by_the_next_step(model, memory,
         learner.step()
     assert replica.advance() == 0
     faults.fail_before = 0.0
+    assert learner.flush().version == 1 and learner.flush() is None
     backward(model)
     assert learner.step().version == 2
     assert replica.advance() == 2 and replica.digest == learner.digest
@@ -351,3 +355,37 @@ def test_a_replica_on_another_machine_is_told_at_join_where_bits_need_equal_mach
     monkeypatch.setattr(torch_optimizer, "machine_fingerprint", lambda: here | {"torch": "9.9.9"})
     with pytest.raises(RunMismatch, match=r"torch is '9\.9\.9'.*join from a machine like the learner's"):
         hilo.Replica.join(memory)
+
+
+def test_a_replica_interrupted_in_the_middle_of_a_step_serves_nothing(
+    model, another_model, memory, backward, monkeypatch
+):
+    learner, replica = learner_on(model, memory), hilo.Replica.join(memory)
+    backward(model)
+    learner.step()
+    honest = hilo.AdamW.step
+
+    def interrupted(self, *arguments):
+        honest(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hilo.AdamW, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replica.advance()
+    monkeypatch.setattr(hilo.AdamW, "step", honest)
+    for use in (lambda: replica.load_into(another_model), lambda: replica.params, replica.advance):
+        with pytest.raises(TornState, match="join the run again"):
+            use()
+    again = hilo.Replica.join(memory)
+    assert again.advance() == 1 and again.digest == learner.digest
+
+
+def test_a_model_with_another_scaling_is_not_served_into(model, another_model, memory):
+    from peft import LoraConfig, get_peft_model
+
+    learner_on(model, memory)
+    replica = hilo.Replica.join(memory)
+    targets = ["layers.0", "layers.1", "layers.2"]
+    louder = get_peft_model(another_model.unload(), LoraConfig(r=4, lora_alpha=64, target_modules=targets))
+    with pytest.raises(PlanMismatch, match="lora_alpha=4, the model's 64"):
+        replica.load_into(louder)

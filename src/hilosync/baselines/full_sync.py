@@ -7,17 +7,19 @@ same, so that both ways of keeping workers current are compared over one path.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from hilosync.arithmetic import DenseBlock
 from hilosync.compress import Compressor, Dense
-from hilosync.errors import UnknownName
+from hilosync.errors import NonFinite, UnknownName
 from hilosync.log import Log
 from hilosync.optim import Optimizer, Replace, init_state
 from hilosync.optim.schedules import Schedule
-from hilosync.runtime import Learner, StepReport
+from hilosync.protocol import Proposal
+from hilosync.runtime import Learner
 
 __all__ = ["FullSyncLearner", "begin_learner"]
 
@@ -42,18 +44,19 @@ class FullSyncLearner(Learner):
         self._max_grad_norm = max_grad_norm
         self._own_schedule = schedule
 
-    def publish(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None = None) -> StepReport:
-        """Steps with G, then ships the parameters that it gave."""
-        if self._max_grad_norm is not None:
-            norm = float(torch.linalg.vector_norm(gradient))
-            if norm > self._max_grad_norm:
-                gradient = gradient * (self._max_grad_norm / norm)
-        exact = tuple(DenseBlock(view) for view in self.plan.views(gradient))
+    def _propose(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None) -> Proposal:
+        """Steps with G, then proposes the parameters that it gave."""
+        norm = float(torch.linalg.vector_norm(gradient))
+        if not math.isfinite(norm):
+            raise NonFinite("the gradient holds NaN or Inf: skip this step")
+        if self._max_grad_norm is not None and norm > self._max_grad_norm:
+            gradient = gradient * (self._max_grad_norm / norm)
         if learning_rates is None and self._own_schedule is not None:
             learning_rates = self._own_schedule(self.version + 1)
+        exact = tuple(DenseBlock(view) for view in self.plan.views(gradient))
         scalars = self._own_optimizer.scalars(self.version + 1, learning_rates)
         self._own_optimizer.step(self.plan, self._own_state, exact, scalars)
-        return super().publish(self._own_state.params)
+        return super()._propose(self._own_state.params, None)
 
 
 def begin_learner(

@@ -19,6 +19,7 @@ from hilosync.compress import get_compressor
 from hilosync.optim import get_optimizer
 from hilosync.rl.lockstep import lockstep
 from hilosync.rl.recipe import Recipe
+from hilosync.rl.rollouts import RolloutBatch
 
 __all__ = ["WAYS", "Way", "learning_table", "run_learning"]
 
@@ -66,9 +67,8 @@ def _learn_once(way: Way, seed: int, versions: Sequence[int], lr: float, problem
         seed=seed,
     )
 
-    def collect(version: int) -> list[bytes]:
-        batches = range(recipe.batches)
-        return [engine.generate(version, batch, state_digest=learner.digest).encode() for batch in batches]
+    def collect(version: int) -> list[RolloutBatch]:
+        return [engine.generate(version, batch, state_digest=learner.digest) for batch in range(recipe.batches)]
 
     every = math.gcd(*versions)
     history = list(lockstep(learner, trainer, collect, versions=max(versions), evaluate_every=every, problems=problems))

@@ -18,8 +18,9 @@ from hilosync.log import Log
 from hilosync.optim import get_optimizer, schedules
 from hilosync.plan import bind
 from hilosync.rl.evaluation import Evaluation
-from hilosync.rl.lockstep import Progress, lockstep
-from hilosync.runtime import Dispatcher, Heartbeat, Notice, Roll
+from hilosync.rl.lockstep import Progress, admit, lockstep
+from hilosync.rl.rollouts import RolloutBatch
+from hilosync.runtime import LEARNER, Dispatcher, Heartbeat, Notice, Roll
 
 __all__ = ["Session", "Summary"]
 
@@ -129,12 +130,16 @@ class Session:
         options, learner = self.options, self.learner
         started = time.perf_counter()
         history: list[Progress] = []
-        notice = Notice(sender="learner", incarnation=f"learner-{os.urandom(4).hex()}", beat=0, state="serving")
+        notice = Notice(sender=LEARNER, incarnation=f"learner-{os.urandom(4).hex()}", beat=0, state="serving")
 
-        def collect(version: int) -> list[bytes]:
+        def collect(version: int) -> list[RolloutBatch]:
             heartbeat.update(version=version, digest=learner.digest.hex())
-            deliveries = self._dispatcher.collect(version, options.recipe.batches, watch)
-            return [delivery.content for delivery in deliveries]
+            return self._dispatcher.collect(
+                version,
+                options.recipe.batches,
+                lambda delivery: admit(self._trainer, learner, delivery),
+                watch,
+            )
 
         with Heartbeat(learner.log.mailbox, notice) as heartbeat:
             for progress in lockstep(

@@ -20,15 +20,14 @@ __all__ = ["command"]
 @click.option("--name", help="Name of this worker; by default one made of the process id.")
 @click.option("--wait", default=300.0, show_default=True, help="Seconds to wait for the run to begin.")
 @click.option("--patience", default=60.0, show_default=True, help="Seconds of silence after which the learner is gone.")
-@click.option("--threads", type=click.IntRange(1), help="Threads to compute with; by default what torch chooses.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads to compute with.")
 @click.option("--device", help="Where to compute; by default what the run's recipe says.")
-def command(log: str, name: str | None, wait: float, patience: float, threads: int | None, device: str | None) -> None:
+def command(log: str, name: str | None, wait: float, patience: float, threads: int, device: str | None) -> None:
     """Run one worker: follow LOG, generate rollouts for its learner until the run is finished."""
     import msgspec
     import torch
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     name = name or f"worker-{os.getpid()}"
     replica = Replica.join(open_log(log, wait=wait))
     recipe = Recipe.from_json(replica.run.genesis.task)

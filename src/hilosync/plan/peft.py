@@ -46,7 +46,7 @@ class AdapterBinding:
         Raises:
             ConfigurationError: no parameter has a gradient.
         """
-        if all(parameter.grad is None for parameter in self.parameters):
+        if not self.has_gradients:
             raise ConfigurationError("no LoRA parameter has a gradient: expected loss.backward() before learner.step()")
         for view, parameter in zip(self.plan.views(out), self.parameters, strict=True):
             if parameter.grad is None:
@@ -54,6 +54,11 @@ class AdapterBinding:
             else:
                 view.copy_(parameter.grad.detach().view_as(view))
         return out
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward pass has left a gradient in any parameter."""
+        return any(parameter.grad is not None for parameter in self.parameters)
 
     def clear_gradients(self) -> None:
         """Drops the parameters' gradients."""
@@ -76,14 +81,19 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def bind(
-    model: Any, expected: AdapterPlan | None = None, param_group: Callable[[str], int] | None = None
+    model: Any,
+    expected: AdapterPlan | None = None,
+    param_group: Callable[[str], int] | None = None,
+    served_as: dict[str, Any] | None = None,
 ) -> AdapterBinding:
     """Reads the plan of a PEFT model's active LoRA adapter and binds its tensors.
 
     Args:
         model: a `peft.PeftModel` with one active LoRA adapter.
-        expected: the plan that a log was written for, to be compared with the model's.
+        expected: the plan that a log was written for, to be compared with the model's. Such a model only
+            serves, so it does not matter which of its tensors are trainable.
         param_group: the param group of a tensor by its name; None puts all into group 0.
+        served_as: the run's PEFT configuration, whose scaling the model must share.
 
     Raises:
         PlanError: the model is not a PEFT model, or has a part that cannot be synchronized or served.
@@ -109,13 +119,18 @@ def bind(
 
     tensors: dict[str, torch.nn.Parameter] = {}
     for full_name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
         match = _LORA.match(full_name)
         if match is None or match["adapter"] != active[0]:
+            if expected is not None or not parameter.requires_grad:
+                continue
             raise PlanError(
                 f"{full_name} is trainable but is not a LoRA factor of adapter {active[0]!r}: the workers would "
                 "never see it change; freeze it with requires_grad_(False)"
+            )
+        if expected is None and not parameter.requires_grad:
+            raise PlanError(
+                f"{full_name} is frozen: workers draw nothing of their own, so every LoRA factor has to be part of "
+                "the run; unfreeze it with requires_grad_(True)"
             )
         if parameter.ndim != 2:
             raise PlanError(
@@ -137,6 +152,8 @@ def bind(
     plan = AdapterPlan(blocks)
     if expected is not None:
         _compare(expected, plan)
+    if served_as is not None:
+        _compare_scaling(served_as, _config_as_json(config))
     zero = all(not tensors[name].detach().any() for name in names if name.endswith("lora_B"))
     return AdapterBinding(
         plan=expected or plan,
@@ -147,7 +164,9 @@ def bind(
 
 
 def _refuse_what_engines_cannot_serve(config: Any) -> None:
+    changed_base = str(config.init_lora_weights).startswith(("pissa", "olora", "corda", "loftq"))
     refusals = {
+        "init_lora_weights": (changed_base, "it changes the base weights, and workers have the unchanged ones"),
         "use_dora": (config.use_dora, "DoRA's magnitude vectors are not served by rollout engines"),
         "modules_to_save": (
             config.modules_to_save,
@@ -178,6 +197,16 @@ def _compare(expected: AdapterPlan, found: AdapterPlan) -> None:
             raise PlanMismatch(
                 f"the log's plan has {wanted.name} of {wanted.rows} × {wanted.columns}, the model's adapter "
                 f"{got.name} of {got.rows} × {got.columns}: use the run's base model and LoraConfig"
+            )
+
+
+def _compare_scaling(run: dict[str, Any], model: dict[str, Any]) -> None:
+    """Equal factors are another policy under another scaling, which no digest of the factors can see."""
+    for option in ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"):
+        if run.get(option) != model.get(option):
+            raise PlanMismatch(
+                f"the run's adapter has {option}={run.get(option)!r}, the model's {model.get(option)!r}: equal factors "
+                "would be another policy; use the run's LoraConfig"
             )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from hilosync.arithmetic.digest import differing_tensors
-from hilosync.errors import ChainBroken, Diverged, PlanMismatch, RunMismatch
+from hilosync.errors import ChainBroken, Diverged, MalformedPayload, PlanMismatch, RunMismatch, TornState
 from hilosync.protocol.run import Run, replay
 from hilosync.wire import Record, decode_record, record_hash
 
@@ -41,7 +41,7 @@ class ReplicaMachine:
         version: the newest version applied.
         digest: the digest of `version`.
         epoch: the learner epoch of the newest record.
-        diverged: the divergence that stopped this replica, or None while its bits are the learner's.
+        failure: what stopped this replica (`Diverged`, `TornState`); None while its bits are the learner's.
     """
 
     def __init__(self, run: Run, initial: torch.Tensor | None = None):
@@ -49,7 +49,7 @@ class ReplicaMachine:
         self.state, self.digest = run.initial_state(initial)
         self.version = 0
         self.epoch = 0
-        self.diverged: Diverged | None = None
+        self.failure: Diverged | TornState | None = None
         self._previous = run.origin
 
     def receive(self, data: bytes) -> Applied:
@@ -61,19 +61,29 @@ class ReplicaMachine:
             ChainBroken: the record does not follow the version held. Nothing was applied.
             Diverged: the record was applied and the result has other bits than the learner's. The
                 machine refuses all further records and must not be served from.
+            TornState: an earlier call was interrupted while it applied a record.
         """
-        if self.diverged is not None:
-            raise self.diverged
+        if self.failure is not None:
+            raise self.failure
         record = decode_record(data, self.run.limits)
         self._check_origin(record)
         if record.version <= self.version:
             return Applied(record, new=False)
         self._check_chain(record)
-        done = replay(self.run, self.state, self.digest, record.version, record.payload, record.scalars)
+        try:
+            done = replay(self.run, self.state, self.digest, record.version, record.payload, record.scalars)
+        except MalformedPayload:
+            raise  # decoding comes before the first change
+        except BaseException as error:
+            self.failure = TornState(
+                f"version {record.version} was being applied when it was interrupted ({type(error).__name__}): this "
+                "replica holds no version any more; join the run again"
+            )
+            raise
         if done.digest != record.digest:
             names = self.run.plan.tensors_at(differing_tensors(record.tags, done.tags))
-            self.diverged = Diverged(record.version, names, expected=record.digest, found=done.digest)
-            raise self.diverged
+            self.failure = Diverged(record.version, names, expected=record.digest, found=done.digest)
+            raise self.failure
         self.version, self.digest, self.epoch = record.version, done.digest, record.epoch
         self._previous = record_hash(data)
         return Applied(record, new=True)

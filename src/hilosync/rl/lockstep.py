@@ -13,12 +13,12 @@ from hilosync.rl.evaluation import Evaluation, evaluate
 from hilosync.rl.rollouts import RolloutBatch
 from hilosync.rl.training import StepReport as BackwardReport
 from hilosync.rl.training import Trainer
-from hilosync.runtime import Learner, StepReport
+from hilosync.runtime import Delivery, Learner, StepReport
 
-__all__ = ["Collect", "Progress", "lockstep"]
+__all__ = ["Collect", "Progress", "admit", "lockstep"]
 
-Collect = Callable[[int], Sequence[bytes]]
-"""Returns the encoded rollouts of a policy version, one delivery per batch."""
+Collect = Callable[[int], Sequence[RolloutBatch]]
+"""Returns the rollouts of a policy version, one batch each."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ def lockstep(
         evaluate_every: versions between evaluations; first and last are always evaluated.
         problems: held-out problems per evaluation.
 
-    Raises:
-        MalformedRollouts: a worker served another policy than the learner's.
     """
 
     def measure() -> Evaluation:
@@ -66,18 +64,28 @@ def lockstep(
 
     yield Progress(learner.version, None, None, measure())
     for _ in range(versions):
-        batches = [trainer.accept(content) for content in collect(learner.version)]
-        for batch in batches:
-            _check_policy(batch, learner)
-        backward = trainer.backward(batches, learner.version)
+        backward = trainer.backward(collect(learner.version), learner.version)
         step = learner.step()
         due = step.version % evaluate_every == 0 or step.version == versions
         yield Progress(step.version, backward, step, measure() if due else None)
 
 
-def _check_policy(batch: RolloutBatch, learner: Learner) -> None:
+def admit(trainer: Trainer, learner: Learner, delivery: Delivery) -> RolloutBatch:
+    """Reads a worker's delivery.
+
+    Raises:
+        MalformedRollouts: it is no answer to its order, or was generated with another policy than the
+            learner's.
+    """
+    batch = trainer.accept(delivery.content)
+    if (batch.version, batch.batch) != (delivery.order.version, delivery.order.batch):
+        raise MalformedRollouts(
+            f"worker {batch.worker!r} answered batch {batch.batch} of version {batch.version}, it was asked for batch "
+            f"{delivery.order.batch} of version {delivery.order.version}"
+        )
     if batch.version != learner.version or batch.state_digest != learner.digest:
         raise MalformedRollouts(
             f"worker {batch.worker!r} served version {batch.version} with digest {batch.state_digest.hex()[:16]}…, "
             f"the learner's is version {learner.version} with digest {learner.digest.hex()[:16]}…"
         )
+    return batch

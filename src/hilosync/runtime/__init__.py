@@ -3,11 +3,12 @@
 from hilosync.log import Delivery, Order
 from hilosync.runtime.dispatch import Dispatcher, Limits
 from hilosync.runtime.learner import Learner, StepReport
-from hilosync.runtime.presence import Heartbeat, Notice, Presence, Roll
+from hilosync.runtime.presence import LEARNER, Heartbeat, Notice, Presence, Roll
 from hilosync.runtime.replica import Replica
 from hilosync.runtime.worker import Worker
 
 __all__ = [
+    "LEARNER",
     "Delivery",
     "Dispatcher",
     "Heartbeat",

@@ -9,12 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from hilosync.errors import PeerSilent
+from hilosync.errors import PeerSilent, WireError
 from hilosync.log import Delivery, Mailbox, Order
 from hilosync.runtime.presence import Presence, Roll
 
 __all__ = ["Dispatcher", "Limits"]
+
+Admitted = TypeVar("Admitted")
+
+_ATTEMPTS = 3
+"""Wrong answers to one batch after which something other than one worker is at fault."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +49,45 @@ class Dispatcher:
         self._mailbox = mailbox
         self._clock = clock
 
-    def collect(self, version: int, batches: int, watch: Callable[[Roll], None] | None = None) -> list[Delivery]:
-        """One delivery per batch 0 … batches − 1, in batch order, however many workers live.
+    def collect(
+        self,
+        version: int,
+        batches: int,
+        admit: Callable[[Delivery], Admitted],
+        watch: Callable[[Roll], None] | None = None,
+    ) -> list[Admitted]:
+        """One admitted delivery per batch 0 … batches − 1, in batch order, however many workers live.
 
         Args:
             version: the policy version that the rollouts are to be made with.
             batches: number of batches.
+            admit: reads a delivery, or raises `WireError` if it is no answer to its order; the batch is then
+                offered again.
             watch: called with the workers' notices while waiting, for a display.
 
         Raises:
             PeerSilent: no worker has been alive for `limits.patience` seconds.
+            WireError: a batch was answered wrongly three times.
         """
         newest = {batch: Order(version, batch) for batch in range(batches)}
         issued_at = dict.fromkeys(newest, self._clock())
         self._mailbox.offer(list(newest.values()))
-        collected: dict[int, Delivery] = {}
+        collected: dict[int, Admitted] = {}
+        refused = dict.fromkeys(newest, 0)
         alive_at = self._clock()
         while len(collected) < batches:
             for delivery in self._mailbox.collect(version, wait=0.25):
-                if delivery.order.batch in collected or delivery.order.batch not in newest:
+                batch = delivery.order.batch
+                if batch in collected or batch not in newest:
                     self.duplicates += 1
-                else:
-                    collected[delivery.order.batch] = delivery
+                    continue
+                try:
+                    collected[batch] = admit(delivery)
+                except WireError:
+                    refused[batch] += 1
+                    if refused[batch] == _ATTEMPTS:
+                        raise
+                    self._reissue(newest, issued_at, batch)
             roll = self.presence.look()
             if watch is not None:
                 watch(roll)
@@ -100,7 +123,11 @@ class Dispatcher:
             # same name does not count as still working on it.
             lost = not roll.alive(holder, self.limits.silence)
             if lost or now - issued_at[batch] > self.limits.lease:
-                newest[batch] = Order(version, batch, order.attempt + 1)
-                issued_at[batch] = now
-                self._mailbox.offer([newest[batch]])
-                self.reissued += 1
+                self._reissue(newest, issued_at, batch)
+
+    def _reissue(self, newest: dict[int, Order], issued_at: dict[int, float], batch: int) -> None:
+        order = newest[batch]
+        newest[batch] = Order(order.version, batch, order.attempt + 1)
+        issued_at[batch] = self._clock()
+        self._mailbox.offer([newest[batch]])
+        self.reissued += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -45,8 +45,8 @@ class StepReport:
     encode_seconds: float
     publish_seconds: float
     residual_ratio: float
-    gradient_energies: np.ndarray
-    residual_energies: np.ndarray
+    gradient_energies: np.ndarray = field(repr=False)
+    residual_energies: np.ndarray = field(repr=False)
 
 
 class Learner:
@@ -159,7 +159,7 @@ class Learner:
 
     @property
     def digest(self) -> bytes:
-        """The 32-byte digest of the newest version."""
+        """The 32-byte digest of the newest version, or of the pending one while the log refuses it."""
         return self._machine.digest
 
     @property
@@ -174,7 +174,8 @@ class Learner:
     def step(self, learning_rates: tuple[float, ...] | None = None) -> StepReport:
         """Publishes one optimizer step made from the model's gradients, and applies it to the model.
 
-        A step whose record the log refused stays pending: the next call appends the same bytes first.
+        A step whose record the log refused stays pending, and its gradient is used up: calling `step`
+        again, without a backward pass in between, appends the same bytes once more.
 
         Args:
             learning_rates: one per param group; None for what the schedule says.
@@ -184,40 +185,57 @@ class Learner:
             Fenced: another learner writes this log; this one must stop.
             LogUnavailable: the log did not accept the record.
         """
+        flushed = self.flush()
+        if flushed is not None and not self._binding.has_gradients:
+            return flushed
         start = time.perf_counter()
         gradient = self._binding.gradients(self._gradient)
         if self._on_gradient is not None:
             self._on_gradient(self.version + 1, gradient)
-        report = self.publish(gradient, learning_rates)
+        proposal = self._propose(gradient, learning_rates)
         self._binding.clear_gradients()
-        return replace(report, encode_seconds=time.perf_counter() - start - report.publish_seconds)
+        return self._append(proposal, time.perf_counter() - start)
 
     def publish(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None = None) -> StepReport:
         """`step` for a trainer that gathers the gradient itself (sharded training, say).
+
+        After `LogUnavailable`, call `flush` until the pending record is accepted, then go on.
 
         Args:
             gradient: G in plan order, flat fp32 on the CPU, shape (plan.size,).
             learning_rates: as for `step`.
         """
-        if self._machine.pending is not None:
-            self._append(self._machine.pending)
+        self.flush()
+        start = time.perf_counter()
+        proposal = self._propose(gradient, learning_rates)
+        return self._append(proposal, time.perf_counter() - start)
+
+    def flush(self) -> StepReport | None:
+        """Appends the record that the log refused before, the same bytes; None if there is none.
+
+        Raises:
+            Fenced, LogUnavailable: as `step`.
+        """
+        pending = self._machine.pending
+        return None if pending is None else self._append(pending, 0.0)
+
+    def _propose(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None) -> Proposal:
         if learning_rates is None and self._schedule is not None:
             learning_rates = self._schedule(self.version + 1)
+        return self._machine.propose(gradient, learning_rates)
+
+    def _append(self, proposal: Proposal, encode_seconds: float) -> StepReport:
         start = time.perf_counter()
-        proposal = self._machine.propose(gradient, learning_rates)
-        encoded = time.perf_counter()
-        self._append(proposal)
+        self.log.steps.append(proposal.version, proposal.data)
+        publish_seconds = time.perf_counter() - start
+        self._machine.accept(proposal.version)
+        self._binding.serve(self._machine.state.params)
         return StepReport(
             version=proposal.version,
             record_bytes=len(proposal.data),
-            encode_seconds=encoded - start,
-            publish_seconds=time.perf_counter() - encoded,
+            encode_seconds=encode_seconds,
+            publish_seconds=publish_seconds,
             residual_ratio=proposal.residual_ratio,
             gradient_energies=proposal.gradient_energies,
             residual_energies=proposal.residual_energies,
         )
-
-    def _append(self, proposal: Proposal) -> None:
-        self.log.steps.append(proposal.version, proposal.data)
-        self._machine.accept(proposal.version)
-        self._binding.serve(self._machine.state.params)

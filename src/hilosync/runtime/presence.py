@@ -13,17 +13,20 @@ from contextlib import nullcontext, suppress
 
 import msgspec
 
-from hilosync.errors import LogError, MalformedRecord
+from hilosync.errors import LogError
 from hilosync.log import Mailbox
 
-__all__ = ["Heartbeat", "Notice", "Presence", "Roll"]
+__all__ = ["LEARNER", "Heartbeat", "Notice", "Presence", "Roll"]
+
+LEARNER = "learner"
+"""The sender of the learner's notices."""
 
 
 class Notice(msgspec.Struct, frozen=True):
     """The newest word of a learner or worker.
 
     Attributes:
-        sender: its name; ``learner`` for the learner.
+        sender: its name; `LEARNER` for the learner.
         incarnation: random text that changes when the process is started again under the same name.
         beat: grows while the process lives.
         state: ``joining``, ``serving``, ``finished``, or ``failed``.
@@ -112,8 +115,9 @@ class Presence:
         for name, content in self._mailbox.notices().items():
             try:
                 notice = msgspec.json.decode(content, type=Notice)
-            except msgspec.MsgspecError as error:
-                raise MalformedRecord(f"the notice of {name!r} cannot be read: {error}") from error
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                # Whoever cannot say who it is, is not there: a stray file must not end a run.
+                continue
             heard = self._heard.get(name)
             if heard is None or (heard[0].incarnation, heard[0].beat) != (notice.incarnation, notice.beat):
                 self._heard[name] = (notice, now)
@@ -138,7 +142,7 @@ class Roll:
 
     def workers(self) -> list[Notice]:
         """The newest notices of all workers, by name."""
-        return [notice for name, (notice, _) in sorted(self._entries.items()) if name != "learner"]
+        return [notice for name, (notice, _) in sorted(self._entries.items()) if name != LEARNER]
 
     def alive(self, incarnation: str, silence: float) -> bool:
         """Whether the process of this incarnation has been heard within `silence` seconds."""

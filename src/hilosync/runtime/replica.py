@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 
 from hilosync.arithmetic.guards import check_arithmetic
-from hilosync.errors import LogNotFound, PeerSilent, WireError
+from hilosync.errors import LogNotFound, MalformedRecord, PeerSilent, WireError
 from hilosync.log import Log, open_log
 from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
 from hilosync.protocol import ReplicaMachine, Run
@@ -131,7 +132,7 @@ class Replica:
         """
         state = self._serving_state()
         if self._binding is None or self._binding[0] is not model:
-            self._binding = (model, bind(model, expected=self.plan))
+            self._binding = (model, bind(model, expected=self.plan, served_as=self.run.genesis.peft))
         self._binding[1].serve(state.params)
 
     def export(self, directory: str | Path) -> Path:
@@ -155,8 +156,8 @@ class Replica:
         )
 
     def _serving_state(self):
-        if self._machine.diverged is not None:
-            raise self._machine.diverged
+        if self._machine.failure is not None:
+            raise self._machine.failure
         return self._machine.state
 
 
@@ -164,4 +165,10 @@ def _initial_parameters_of(log: Log, run: Run) -> torch.Tensor | None:
     """The stored adapter that a run starts from, or None where it starts from its seed."""
     if run.genesis.initial == "seed":
         return None
-    return load_safetensors(log.blobs.get(run.genesis.initial))["params"]
+    try:
+        return load_safetensors(log.blobs.get(run.genesis.initial))["params"]
+    except (SafetensorError, KeyError) as error:
+        raise MalformedRecord(
+            f"the initial adapter {run.genesis.initial[:16]}… of {log.url} is not one: expected a safetensors blob "
+            f"with a tensor 'params', got {error}"
+        ) from error

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from hilosync.errors import Diverged, PeerSilent
+from hilosync.errors import ConfigurationError, Diverged, PeerSilent
 from hilosync.log import Delivery, Order
 from hilosync.runtime.dispatch import Limits
-from hilosync.runtime.presence import Heartbeat, Notice, Presence
+from hilosync.runtime.presence import LEARNER, Heartbeat, Notice, Presence
 from hilosync.runtime.replica import Replica
 
 __all__ = ["Worker"]
@@ -34,6 +35,11 @@ class Worker:
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
+        if name == LEARNER or not 1 <= len(name) <= 48:
+            raise ConfigurationError(
+                f"a worker cannot be named {name[:60]!r}: expected 1 to 48 characters, and not {LEARNER!r}, "
+                "which is the learner's own name in the mailbox"
+            )
         self.answered = 0
         self._replica = replica
         self._name = name
@@ -65,7 +71,7 @@ class Worker:
                     mailbox.deliver(Delivery(self._incarnation, order, content))
                     self.answered += 1
                 roll = presence.look()
-                learner = roll.notice("learner")
+                learner = roll.notice(LEARNER)
                 if learner is not None and learner.state == "finished" and self._replica.version >= learner.version:
                     heartbeat.update(state="finished")
                     return self._replica.version
@@ -74,7 +80,7 @@ class Worker:
                         f"the learner failed at version {learner.version}: {learner.detail}; version "
                         f"{self._replica.version} is the newest published"
                     )
-                silence = min(roll.silence("learner"), self._clock() - begun)
+                silence = min(roll.silence(LEARNER), self._clock() - begun)
                 if silence > self._limits.patience:
                     raise PeerSilent(
                         f"nothing heard from the learner for {silence:.0f} s; version {self._replica.version} is "
@@ -87,8 +93,11 @@ class Worker:
         try:
             version = self._replica.advance()
             if order is not None and version < order.version:
-                # The order overtook the record, as it may where the two are stored apart.
-                version = self._replica.advance(to=order.version, wait=self._limits.patience)
+                # The order overtook the record, as it may where the two are stored apart. One whose
+                # record does not come is dropped: the learner offers a batch that it misses again.
+                with suppress(PeerSilent):
+                    self._replica.advance(to=order.version, wait=self._limits.silence)
+                version = self._replica.version
         except Diverged as error:
             heartbeat.update(state="failed", mismatches=1, checks=self._replica.checks, detail=str(error))
             raise
