@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from hilosync.arithmetic.gradient import DenseBlock
 from hilosync.compress import accumulate, get_compressor, retain
+from hilosync.compress.factors import encode_factors
+from hilosync.compress.payload import Kind
 from hilosync.errors import BudgetTooSmall, HiLoError, MalformedPayload, NonFinite
 from hilosync.plan import AdapterPlan, Block
 
@@ -81,6 +83,24 @@ def test_any_gradient_is_encoded_within_budget_and_decoded_to_the_same_bits(name
     assert torch.isfinite(once).all()
     error = torch.linalg.vector_norm((gradient - once).double())
     assert error <= 1.01 * torch.linalg.vector_norm(gradient.double())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 1e33, 1e35, 2.0**120])
+def test_the_whole_legal_range_is_encoded_within_every_budget(name, scale, plan):
+    compressor = build(name)
+    uniform = torch.rand(plan.size, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    for gradient in (uniform * scale, torch.full((plan.size,), scale)):
+        for share in (0.02, 0.1, 0.6):
+            budget = max(int(share * plan.adapter_bytes), compressor.smallest_payload(plan))
+            payload, _ = compressor.encode(plan, compressor.init(plan), gradient, budget)
+            assert len(payload) <= budget
+            decoded = materialize(compressor.decode(plan, payload))
+            assert torch.isfinite(decoded).all()
+            error = torch.linalg.vector_norm((gradient.double() - decoded.double()) / scale)
+            assert error <= torch.linalg.vector_norm(gradient.double() / scale)
+            if scale > 1e-38 and share == 0.6:
+                assert decoded.any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -168,6 +188,20 @@ def test_a_payload_of_another_compressor_or_plan_is_refused(name, plan, gradient
         get_compressor("dense" if name == "topk" else "topk").decode(plan, payload)
     with pytest.raises(MalformedPayload):
         compressor.decode(AdapterPlan(plan.blocks[:1]), payload)
+
+
+@pytest.mark.parametrize("kind", [Kind.SPAR, Kind.POWERSGD])
+def test_factors_whose_product_leaves_the_range_are_refused_by_the_tensors_name(kind):
+    plan = AdapterPlan((Block("a", 4, 9), Block("b", 7, 4)))
+    fine, huge = torch.ones(4, 1), torch.full((7, 1), 2.0**70)
+    for right, fits in ((2.0**50, True), (2.0**57, False), (2.0**100, False)):
+        payload = encode_factors(kind, plan, [(fine, torch.ones(1, 9)), (huge, torch.full((1, 4), right))])
+        compressor = build("spar" if kind is Kind.SPAR else "powersgd")
+        if fits:
+            assert torch.isfinite(materialize(compressor.decode(plan, payload))).all()
+        else:
+            with pytest.raises(MalformedPayload, match="factors of b"):
+                compressor.decode(plan, payload)
 
 
 @pytest.mark.parametrize("name", NAMES)

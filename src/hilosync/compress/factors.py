@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
+from hilosync.compress.finite import require_finite_product
 from hilosync.compress.payload import FRAME_BYTES, Kind, bf16_bytes, bf16_values, rank_dtype, seal, unseal
 from hilosync.errors import MalformedPayload
 from hilosync.plan import AdapterPlan, Block
@@ -41,6 +42,7 @@ def decode_factors(kind: Kind, plan: AdapterPlan, payload: bytes | memoryview) -
         middle, end = start + block.rows * rank, start + (block.rows + block.columns) * rank
         left = values[start:middle].view(block.rows, rank)
         blocks.append(LowRankBlock(left, values[middle:end].view(rank, block.columns)))
+        require_finite_product(block, blocks[-1])
         start = end
     return tuple(blocks)
 

@@ -1,16 +1,20 @@
-"""Refusal of gradients that no record may carry."""
+"""Refusal of gradients that no record may carry, on both sides of the wire."""
 
 from __future__ import annotations
 
 import torch
 
-from hilosync.errors import NonFinite
+from hilosync.arithmetic.gradient import LowRankBlock
+from hilosync.errors import MalformedPayload, NonFinite
 from hilosync.plan import AdapterPlan, Block
 
-__all__ = ["LARGEST", "largest_magnitude", "require_finite"]
+__all__ = ["LARGEST", "largest_magnitude", "require_finite", "require_finite_product"]
 
 LARGEST = 2.0**120
 """Largest magnitude of a gradient's element: products with a basis of any rank stay finite in fp32 and bf16."""
+
+_LARGEST_PRODUCT = 2.0**127
+"""Half of fp32's range: sums below it stay finite with all their roundings."""
 
 
 def largest_magnitude(block: Block, matrix: torch.Tensor, subject: str = "the gradient") -> float:
@@ -38,3 +42,33 @@ def require_finite(plan: AdapterPlan, gradient: torch.Tensor) -> None:
     """
     for block, matrix in zip(plan.blocks, plan.views(gradient), strict=True):
         largest_magnitude(block, matrix)
+
+
+def require_finite_product(block: Block, part: LowRankBlock) -> None:
+    """Checks that no partial sum of a block of Ĝ can leave fp32's range, from the factors alone.
+
+    By Cauchy and Schwarz |Σ L[i, k]·R[k, j]| ≤ ‖L[i]‖·‖R[:, j]‖, over any part of the sum. Encoders
+    never come near the limit: one factor's rows or columns are orthonormal, but for their rounding.
+
+    Raises:
+        MalformedPayload: the bound is 2^127 or more; names the tensor.
+    """
+    rank = part.left.shape[1]
+    if rank == 0:
+        return
+    scale = max(1.0, abs(part.scale))
+    bound = scale * rank * _magnitude(part.left) * _magnitude(part.right)
+    if not bound < _LARGEST_PRODUCT:
+        rows = torch.linalg.vector_norm(part.left, dim=1, dtype=torch.float64).max().item()
+        columns = torch.linalg.vector_norm(part.right, dim=0, dtype=torch.float64).max().item()
+        bound = scale * rows * columns
+    if not bound < _LARGEST_PRODUCT:
+        raise MalformedPayload(
+            f"the factors of {block.name} may have products up to {bound:.0e}: expected less than 2^127, "
+            "which every encoder keeps"
+        )
+
+
+def _magnitude(factor: torch.Tensor) -> float:
+    low, high = torch.aminmax(factor)
+    return max(-low.item(), high.item())

@@ -33,6 +33,7 @@ import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
 from hilosync.compress.entropy import CLASSES, SymbolReader, SymbolWriter
+from hilosync.compress.finite import require_finite_product
 from hilosync.compress.payload import FRAME_BYTES, Kind, seal, unseal
 from hilosync.compress.quantize import (
     basis_class,
@@ -54,8 +55,12 @@ _STEP_BYTES = 4
 _SMALLEST_STEP = 2.0**-13
 """Smallest Δ in units of the largest singular value: with grids of 2^−9, |u·v| sums stay below 2^24."""
 
-_STEPS = (2.0**-115, 2.0**100)
-"""Steps that a payload may have: Δ·2^−q is a normal fp32 value, and 1/Δ and Δ·2^24 are finite."""
+_STEPS = (2.0**-115, 2.0**126)
+"""Steps that a payload may have: Δ·2^−q is a normal fp32 value, and 1/Δ is finite.
+
+The largest is beyond what the coefficients of any gradient that may be encoded ask for: their scale
+is at most 2^120·√r.
+"""
 
 _TARGET, _ENOUGH = 0.992, 0.98
 """Share of the budget that a search for Δ aims at, and that ends it."""
@@ -121,6 +126,9 @@ class SparRD:
                     break
         while best is None:
             step *= _GROW
+            if step > _STEPS[1]:
+                # No step that a payload may have is coarse enough: all of the gradient stays in E.
+                return seal(Kind.SPAR_RD, bytes(_STEP_BYTES)), state
             payload = _encode_with_step(plan, matrices, found, step)
             best = payload if len(payload) <= budget else None
         return best, correction
@@ -143,6 +151,8 @@ class SparRD:
             U = np.ldexp(U.astype(np.float32), (finest - exponents)[:, None])
             blocks.append(_low_rank(block, U, V, float(np.float32(step * 2.0**-finest))))
         reader.finish()
+        for block, part in zip(plan.blocks, blocks, strict=True):
+            require_finite_product(block, part)
         return tuple(blocks)
 
     def describe(self, plan: AdapterPlan, payload: bytes | memoryview) -> list[dict[str, Any]]:
