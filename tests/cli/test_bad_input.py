@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from small_run import begin_small_run
 
 from hilosync.cli.main import main
+from hilosync.log import open_log
 
 
 @pytest.fixture
@@ -48,7 +50,21 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(hilo, tmp_pa
     assert code == 2
     assert one_line(err).startswith(message)
     assert out == ""
-    assert not any((log / "steps").iterdir())
+    assert not log.exists()
+
+
+def test_a_log_that_holds_a_run_is_refused_before_the_models_are_loaded(hilo, tmp_path, monkeypatch):
+    begin_small_run(tmp_path / "run")
+    monkeypatch.setattr("hilosync.cli.learn.conduct", None)
+    code, _, err = hilo("learn", f"file:{tmp_path / 'run'}")
+    assert code == 2
+    assert one_line(err).startswith("RunMismatch: file:") and "holds a run already, at version 1" in one_line(err)
+
+
+def test_an_empty_log_that_was_there_before_a_failed_run_stays(hilo, tmp_path):
+    open_log(f"file:{tmp_path / 'run'}", create=True)
+    code, _, _ = hilo("learn", f"file:{tmp_path / 'run'}", "--budget", "300")
+    assert code == 2 and (tmp_path / "run" / "steps").is_dir()
 
 
 def test_the_least_budget_that_is_named_is_accepted(hilo, tmp_path):
@@ -80,14 +96,6 @@ def test_an_unknown_kind_of_log_is_named(hilo):
 def test_an_unknown_option_is_refused(hilo):
     code, _, err = hilo("demo", "--budgte", "3")
     assert code == 2 and "No such option" in err
-
-
-def test_a_folder_that_is_not_a_run_is_not_removed(hilo, tmp_path):
-    (tmp_path / "thesis.tex").write_text("precious")
-    code, _, err = hilo("demo", "--out", str(tmp_path))
-    assert code == 2
-    assert "is not a run of HiLo" in one_line(err)
-    assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
 @pytest.mark.slow

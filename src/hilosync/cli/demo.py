@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,11 +16,12 @@ import msgspec
 from rich.console import Console
 
 from hilosync.cli.display import summary_table
-from hilosync.cli.learn import conduct
+from hilosync.cli.folder import check_replaceable, clear
+from hilosync.cli.learn import check_options, conduct
 from hilosync.cli.options import RunOptions, run_options
 from hilosync.cli.picture import draw_learning
 from hilosync.cli.session import Summary
-from hilosync.errors import ConfigurationError, PeerSilent
+from hilosync.errors import PeerSilent
 from hilosync.log import open_log
 
 __all__ = ["command"]
@@ -41,11 +41,16 @@ def command(options: RunOptions, workers: int, out: Path, compare: bool, as_json
     worker lost, kill one of the processes that OUT/worker-1.log names, then start it again with
     `hilo work OUT --name worker-1`.
     """
+    # Whatever can be refused is refused before an earlier run is removed.
+    check_options(options)
+    check_replaceable(out)
     syncs = ["hilo", "full"] if compare else [options.sync]
     folders = {sync: out.with_name(f"{out.name}-full") if compare and sync == "full" else out for sync in syncs}
+    if compare:
+        check_replaceable(folders["full"])
     summaries: list[Summary] = []
     for sync, folder in folders.items():
-        _clear(folder)
+        clear(folder)
         try:
             with _workers(folder, workers, options):
                 log = open_log(f"file:{folder}", create=True)
@@ -61,15 +66,6 @@ def command(options: RunOptions, workers: int, out: Path, compare: bool, as_json
     console = Console()
     console.print(summary_table(summaries))
     console.print(f"{out / 'summary.json'}  {out / 'learning.png'}  (check it: hilo verify {out})", highlight=False)
-
-
-def _clear(folder: Path) -> None:
-    """Removes the run of an earlier demo, and nothing else."""
-    if not folder.exists():
-        return
-    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "steps").is_dir()):
-        raise ConfigurationError(f"{folder} exists and is not a run of HiLo: choose another folder with --out")
-    shutil.rmtree(folder)
 
 
 @contextmanager

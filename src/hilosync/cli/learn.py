@@ -10,14 +10,40 @@ import msgspec
 from rich.console import Console
 
 from hilosync.cli.display import Display, summary_table
+from hilosync.cli.folder import remove_unbegun
 from hilosync.cli.history import History
 from hilosync.cli.options import RunOptions, run_options
 from hilosync.cli.session import Session, Summary
-from hilosync.log import Log, open_log
+from hilosync.errors import LogNotFound, RunMismatch, UnknownName
+from hilosync.log import Log, open_log, parse_address
+from hilosync.log.objects import file_root
 from hilosync.rl.lockstep import Progress
 from hilosync.runtime import Roll
 
-__all__ = ["command", "conduct"]
+__all__ = ["check_options", "command", "conduct"]
+
+
+def check_options(options: RunOptions) -> None:
+    """Refuses what needs no model to be refused, before anything is made or removed for a run.
+
+    Raises:
+        ConfigurationError: an unknown name, a budget that cannot be read, or no model at a path.
+    """
+    from hilosync.bench.shapes import adapter_plan
+    from hilosync.compress import budget_bytes, get_compressor
+    from hilosync.optim import get_optimizer
+    from hilosync.rl.policy import locate_model
+    from hilosync.rl.tasks import TASKS
+
+    get_optimizer(options.optimizer, {"lr": options.lr})
+    dense = options.compressor == "dense"
+    get_compressor(options.compressor, {} if dense else {"budget": options.budget})
+    if not dense:
+        budget_bytes(options.budget, adapter_plan("qwen3-1.7b", 64))
+    if options.recipe.task not in TASKS:
+        raise UnknownName("task", options.recipe.task, TASKS)
+    locate_model(options.recipe.student)
+    locate_model(options.recipe.teacher)
 
 
 def conduct(options: RunOptions, log: Log, history: Path | None = None) -> Summary:
@@ -60,6 +86,18 @@ def _title(options: RunOptions, session: Session) -> str:
     )
 
 
+def _refuse_used(address: str) -> None:
+    """Refuses a log that holds a run, as `Learner` does, but before the models are loaded."""
+    try:
+        log = open_log(address)
+    except LogNotFound:
+        return
+    raise RunMismatch(
+        f"{log.url} holds a run already, at version {log.steps.head()}: "
+        "give this run a log of its own, or remove that one"
+    )
+
+
 @click.command("learn")
 @click.argument("log")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
@@ -69,7 +107,16 @@ def command(options: RunOptions, log: str, as_json: bool, **_: Any) -> None:
 
     Start workers in other terminals with `hilo work LOG`.
     """
-    summary = conduct(options, open_log(log, create=True))
+    check_options(options)
+    _refuse_used(log)
+    scheme, path = parse_address(log)
+    root = file_root(path) if scheme == "file" else None
+    made = root is not None and not root.exists()
+    try:
+        summary = conduct(options, open_log(log, create=True))
+    finally:
+        if root is not None and made:
+            remove_unbegun(root)
     if as_json:
         click.echo(msgspec.json.encode(summary))
     else:
