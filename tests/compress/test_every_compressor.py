@@ -11,7 +11,7 @@ from hilosync.arithmetic.gradient import DenseBlock
 from hilosync.compress import accumulate, get_compressor, retain
 from hilosync.compress.factors import encode_factors
 from hilosync.compress.payload import Kind
-from hilosync.errors import BudgetTooSmall, HiLoError, MalformedPayload, NonFinite
+from hilosync.errors import BudgetTooSmall, ConfigurationError, HiLoError, MalformedPayload, NonFinite
 from hilosync.plan import AdapterPlan, Block
 
 NAMES = ["dense", "powersgd", "spar", "spar_rd", "topk", "warmup"]
@@ -236,3 +236,23 @@ def test_describe_names_every_block_and_its_bytes_fit_the_payload(name, plan, gr
     rows = compressor.describe(plan, payload)
     assert [row["name"] for row in rows] == [block.name for block in plan.blocks]
     assert 0 < sum(row["bytes"] for row in rows) <= len(payload)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"compressor": 5},
+        {"compressor": None},
+        {"compressor": "warmup"},
+        {"compressor": "nosuch"},
+        {"compressor": "spar", "settings": 5},
+        {"compressor": "spar", "steps": -1},
+        {"compressor": "spar", "steps": "1"},
+    ],
+    ids=str,
+)
+def test_a_warm_up_before_something_else_than_a_compressor_is_refused_in_one_line(settings):
+    with pytest.raises(ConfigurationError) as caught:
+        get_compressor("warmup", settings)
+    assert "\n" not in str(caught.value)

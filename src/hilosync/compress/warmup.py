@@ -38,12 +38,14 @@ class Warmup:
     budget = None
 
     def __init__(self, compressor: Compressor | str, settings: Mapping[str, Any] | None = None, steps: int = 5):
+        if not isinstance(steps, int) or steps < 0 or getattr(compressor, "name", compressor) == self.name:
+            raise ConfigurationError("expected a warm-up of 0 or more steps before a compressor without one")
         if isinstance(compressor, str):
             from hilosync.compress.registry import get_compressor
 
             compressor = get_compressor(compressor, settings)
-        if steps < 0 or compressor.name == self.name:
-            raise ConfigurationError("expected a warm-up of 0 or more steps before a compressor without one")
+        elif not hasattr(compressor, "encode"):
+            raise ConfigurationError(f"expected a compressor or its name after the warm-up, got {compressor!r}")
         self.compressor = compressor
         self.steps = steps
 

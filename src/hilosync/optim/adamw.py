@@ -17,7 +17,7 @@ from hilosync.arithmetic import kernels, portable, specification
 from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.arithmetic.state import PolicyState
 from hilosync.optim.elementwise import Backend, Rule, replay
-from hilosync.optim.groups import PerGroup, per_group
+from hilosync.optim.groups import PerGroup, as_words, check_constants, check_rates, per_group
 from hilosync.plan import AdapterPlan
 
 __all__ = ["RULE", "AdamW"]
@@ -35,6 +35,9 @@ class AdamW:
         eps: ε.
         weight_decay: λ, for all param groups or one each.
         backend: which of the equal implementations runs; "auto" chooses by device.
+
+    Raises:
+        ConfigurationError: a constant is out of its range (`groups`); UnknownName: no such backend.
     """
 
     lr: PerGroup = 1e-4
@@ -47,6 +50,11 @@ class AdamW:
     slots = ("m", "v")
     scalar_names = ("decay", "step_size", "beta1", "rest1", "beta2", "rest2", "epsilon")
 
+    def __post_init__(self) -> None:
+        check_constants(
+            self.name, self.backend, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay
+        )
+
     def settings(self) -> dict[str, Any]:
         """Empty: every constant travels in the scalars."""
         return {}
@@ -57,9 +65,9 @@ class AdamW:
         root = math.sqrt(1 - beta2**version)
         rows = [
             (1 - rate * decay, rate * root / (1 - beta1**version), beta1, 1 - beta1, beta2, 1 - beta2, self.eps * root)
-            for rate, decay in per_group(learning_rates or self.lr, self.weight_decay)
+            for rate, decay in per_group(check_rates(self.lr, learning_rates), self.weight_decay)
         ]
-        return np.array(rows, np.float32)
+        return as_words(self.name, rows)
 
     def step(self, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, scalars: np.ndarray) -> np.ndarray:
         """One step in place; returns the state sums."""

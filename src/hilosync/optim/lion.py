@@ -16,7 +16,7 @@ from hilosync.arithmetic import kernels, portable, specification
 from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.arithmetic.state import PolicyState
 from hilosync.optim.elementwise import Backend, Rule, replay
-from hilosync.optim.groups import PerGroup, per_group
+from hilosync.optim.groups import PerGroup, as_words, check_constants, check_rates, per_group
 from hilosync.plan import AdapterPlan
 
 __all__ = ["RULE", "Lion"]
@@ -33,6 +33,9 @@ class Lion:
         betas: (β₁, β₂).
         weight_decay: λ, for all param groups or one each.
         backend: which of the equal implementations runs; "auto" chooses by device.
+
+    Raises:
+        ConfigurationError: a constant is out of its range (`groups`); UnknownName: no such backend.
     """
 
     lr: PerGroup = 3e-5
@@ -44,6 +47,9 @@ class Lion:
     slots = ("m",)
     scalar_names = ("decay", "rate", "beta1", "rest1", "beta2", "rest2")
 
+    def __post_init__(self) -> None:
+        check_constants(self.name, self.backend, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+
     def settings(self) -> dict[str, Any]:
         """Empty: every constant travels in the scalars."""
         return {}
@@ -53,9 +59,9 @@ class Lion:
         beta1, beta2 = self.betas
         rows = [
             (1 - rate * decay, rate, beta1, 1 - beta1, beta2, 1 - beta2)
-            for rate, decay in per_group(learning_rates or self.lr, self.weight_decay)
+            for rate, decay in per_group(check_rates(self.lr, learning_rates), self.weight_decay)
         ]
-        return np.array(rows, np.float32)
+        return as_words(self.name, rows)
 
     def step(self, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, scalars: np.ndarray) -> np.ndarray:
         """One step in place; returns the state sums."""

@@ -25,7 +25,7 @@ from hilosync.arithmetic.muon_kernel import muon_block, scratch_sizes
 from hilosync.arithmetic.state import PolicyState
 from hilosync.errors import UnknownName
 from hilosync.optim.elementwise import Backend, block_scalars, check_gradient, choose_backend, factors_of
-from hilosync.optim.groups import PerGroup, per_group
+from hilosync.optim.groups import PerGroup, as_words, check_constants, check_rates, per_group
 from hilosync.optim.threads import Share, block_shares, totals
 from hilosync.plan import AdapterPlan, Block
 
@@ -50,7 +50,8 @@ class Muon:
         backend: which of the equal implementations runs; "auto" chooses by device.
 
     Raises:
-        UnknownName: there is no such scaling.
+        UnknownName: there is no such scaling, or backend.
+        ConfigurationError: a constant is out of its range (`groups`).
     """
 
     lr: PerGroup = 1e-3
@@ -66,7 +67,8 @@ class Muon:
 
     def __post_init__(self) -> None:
         if self.scaling not in _SCALINGS:
-            raise UnknownName("scaling of Muon", self.scaling, _SCALINGS)
+            raise UnknownName("scaling of Muon", str(self.scaling), _SCALINGS)
+        check_constants(self.name, self.backend, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def settings(self) -> dict[str, Any]:
         """The scaling, which depends on shapes and not on steps."""
@@ -77,9 +79,9 @@ class Muon:
         parts = (1 - self.momentum, self.momentum) if self.nesterov else (0.0, 1.0)
         rows = [
             (1 - rate * decay, rate, self.momentum, 1 - self.momentum, *parts)
-            for rate, decay in per_group(learning_rates or self.lr, self.weight_decay)
+            for rate, decay in per_group(check_rates(self.lr, learning_rates), self.weight_decay)
         ]
-        return np.array(rows, np.float32)
+        return as_words(self.name, rows)
 
     def ratio(self, block: Block) -> np.float32:
         """ratio(shape); division and square root are exact to one rounding, so it is the same everywhere."""

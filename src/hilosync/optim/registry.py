@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hilosync.errors import PlanMismatch, UnknownName
+from hilosync.errors import ConfigurationError, PlanMismatch, UnknownName
 from hilosync.optim.adamw import AdamW
 from hilosync.optim.base import Optimizer, PolicyState
 from hilosync.optim.lion import Lion
@@ -33,6 +33,7 @@ def get_optimizer(name: str, settings: dict[str, Any]) -> Optimizer:
 
     Raises:
         UnknownName: there is no optimizer of this name, or it has no such setting.
+        ConfigurationError: a setting is missing, or out of its range.
     """
     if name not in _OPTIMIZERS:
         raise UnknownName("optimizer", name, list(_OPTIMIZERS))
@@ -41,7 +42,10 @@ def get_optimizer(name: str, settings: dict[str, Any]) -> Optimizer:
     for setting in settings:
         if setting not in known:
             raise UnknownName(f"setting of optimizer {name}", setting, known)
-    return kind(**settings)
+    try:
+        return kind(**settings)
+    except TypeError as error:
+        raise ConfigurationError(f"optimizer {name!r} does not take the settings {settings}: {error}") from error
 
 
 def init_state(plan: AdapterPlan, optimizer: Optimizer, params: torch.Tensor) -> PolicyState:

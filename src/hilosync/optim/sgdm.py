@@ -15,7 +15,7 @@ from hilosync.arithmetic import kernels, portable, specification
 from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.arithmetic.state import PolicyState
 from hilosync.optim.elementwise import Backend, Rule, replay
-from hilosync.optim.groups import PerGroup, per_group
+from hilosync.optim.groups import PerGroup, as_words, check_constants, check_rates, per_group
 from hilosync.plan import AdapterPlan
 
 __all__ = ["RULE", "SGDM"]
@@ -33,6 +33,9 @@ class SGDM:
         nesterov: step along Ĝ + μ m instead of m.
         weight_decay: λ, for all param groups or one each.
         backend: which of the equal implementations runs; "auto" chooses by device.
+
+    Raises:
+        ConfigurationError: a constant is out of its range (`groups`); UnknownName: no such backend.
     """
 
     lr: PerGroup = 1e-2
@@ -45,6 +48,9 @@ class SGDM:
     slots = ("m",)
     scalar_names = ("decay", "rate", "momentum", "gradient_part", "momentum_part")
 
+    def __post_init__(self) -> None:
+        check_constants(self.name, self.backend, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
     def settings(self) -> dict[str, Any]:
         """Empty: Nesterov's form, too, is a choice of scalars."""
         return {}
@@ -54,9 +60,9 @@ class SGDM:
         parts = (1.0, self.momentum) if self.nesterov else (0.0, 1.0)
         rows = [
             (1 - rate * decay, rate, self.momentum, *parts)
-            for rate, decay in per_group(learning_rates or self.lr, self.weight_decay)
+            for rate, decay in per_group(check_rates(self.lr, learning_rates), self.weight_decay)
         ]
-        return np.array(rows, np.float32)
+        return as_words(self.name, rows)
 
     def step(self, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, scalars: np.ndarray) -> np.ndarray:
         """One step in place; returns the state sums."""

@@ -23,7 +23,7 @@ from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.arithmetic.state import PolicyState
 from hilosync.errors import ConfigurationError, RunMismatch, UnknownName
 from hilosync.optim.elementwise import check_gradient
-from hilosync.optim.groups import PerGroup, per_group
+from hilosync.optim.groups import PerGroup, as_words, check_constants, check_rates, per_group
 from hilosync.plan import AdapterPlan
 
 __all__ = ["TorchOptimizer", "machine_fingerprint"]
@@ -74,6 +74,14 @@ class TorchOptimizer:
     scalar_names = ("rate", "version")
 
     def __post_init__(self) -> None:
+        check_constants(self.name, "torch", lr=self.lr)
+        for name, value, kind, expected in (
+            ("kind", self.kind, str, "a class name"),
+            ("options", self.options, dict, "a dict of keyword arguments"),
+            ("machine", self.machine, dict | None, "a dict of strings, or None"),
+        ):
+            if not isinstance(value, kind):
+                raise ConfigurationError(f"setting {name!r} of optimizer torch: expected {expected}, got {value!r}")
         here = machine_fingerprint()
         if self.machine is not None:
             unlike = [
@@ -95,7 +103,13 @@ class TorchOptimizer:
         probe = torch.nn.Parameter(torch.ones(3, 5))
         probe.grad = torch.ones_like(probe)
         optimizer = self._build([{"params": [probe], "lr": 1e-3}])
-        optimizer.step()
+        try:
+            optimizer.step()
+        except Exception as error:
+            raise ConfigurationError(
+                f"torch's {self.kind} cannot step with these options on a dense gradient alone "
+                f"({' '.join(str(error).split())}): use adamw, lion, sgdm or muon"
+            ) from error
         names = []
         for name, value in optimizer.state[probe].items():
             if name == "step" or value is None:
@@ -114,7 +128,7 @@ class TorchOptimizer:
 
     def scalars(self, version: int, learning_rates: tuple[float, ...] | None = None) -> np.ndarray:
         """(learning rate, version) per param group, fp32."""
-        return np.array([(rate, version) for (rate,) in per_group(learning_rates or self.lr)], np.float32)
+        return as_words(self.name, [(rate, version) for (rate,) in per_group(check_rates(self.lr, learning_rates))])
 
     def step(self, plan: AdapterPlan, state: PolicyState, gradient: DecodedGradient, scalars: np.ndarray) -> np.ndarray:
         """One step in place; returns the state sums."""
@@ -144,7 +158,7 @@ class TorchOptimizer:
         kind = _optimizer_class(self.kind)
         try:
             return kind(groups, **self.options)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             raise ConfigurationError(f"torch's {self.kind} refuses its options: {error}") from error
 
 
