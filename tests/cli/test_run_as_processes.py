@@ -26,6 +26,13 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
+def end(*processes: subprocess.Popen[str]) -> None:
+    """Ends what still runs, and closes the pipes of what does not."""
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
 def wait_for_version(run, version: int, limit: float = 300.0) -> None:
     deadline = time.monotonic() + limit
     while not (run / "steps").is_dir() or len(list((run / "steps").iterdir())) <= version:
@@ -107,11 +114,12 @@ def test_the_same_run_with_whole_adapters_ships_the_adapter(tmp_path):
 
 def test_a_killed_worker_is_replaced_by_the_other_and_catches_up_when_started_again(tmp_path):
     run = tmp_path / "run"
-    learner = start("learn", f"file:{run}", "--versions", 16, "--json", *SMALL)
+    learner = start("learn", f"file:{run}", "--versions", 10, "--json", *SMALL)
     workers = {name: start("work", run, "--name", name, "--threads", 1) for name in ("one", "two")}
+    killed = workers["one"]
     try:
         wait_for_version(run, 2)
-        workers["one"].send_signal(signal.SIGKILL)
+        killed.send_signal(signal.SIGKILL)
         before = len(list((run / "steps").iterdir()))
         wait_for_version(run, before + 3)
         workers["one"] = start("work", run, "--name", "one", "--threads", 1)
@@ -121,12 +129,10 @@ def test_a_killed_worker_is_replaced_by_the_other_and_catches_up_when_started_ag
         for name, worker in workers.items():
             said, err = worker.communicate(timeout=60)
             assert worker.returncode == 0, err
-            assert f"{name}: finished at version 16, digest {summary['final_digest'][:16]}" in said
+            assert f"{name}: finished at version 10, digest {summary['final_digest'][:16]}" in said
     finally:
-        for process in (learner, *workers.values()):
-            process.kill()
-            process.wait()
-    assert summary["worker_versions"] == {"one": 16, "two": 16}
+        end(learner, *workers.values(), killed)
+    assert summary["worker_versions"] == {"one": 10, "two": 10}
     assert summary["digest_mismatches"] == 0
 
 
@@ -139,9 +145,7 @@ def test_a_killed_learner_leaves_a_clear_message_and_no_hang(tmp_path):
         learner.send_signal(signal.SIGKILL)
         _, err = worker.communicate(timeout=120)
     finally:
-        for process in (learner, worker):
-            process.kill()
-            process.wait()
+        end(learner, worker)
     assert worker.returncode == 3
     last = err.strip().splitlines()[-1]
     assert last.startswith("PeerSilent: nothing heard from the learner for") and "safe in the log" in last

@@ -31,11 +31,11 @@ class Display:
         self._live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
 
     def __enter__(self) -> Display:
-        self.console.print(self._title, highlight=False)
+        self.console.print(self._title, highlight=False, soft_wrap=True)
         if self._live is not None:
             self._live.start()
         else:
-            self.console.print(_line(_HEADINGS), highlight=False)
+            self.console.print(_line(_HEADINGS), highlight=False, soft_wrap=True)
         return self
 
     def __exit__(
@@ -111,7 +111,7 @@ _HEADINGS = [
     "encode ms",
     "pass@1",
     "pass@4",
-    "workers (version/digest)",
+    "workers, as last heard: version/digest",
 ]
 _WIDTHS = [7, 7, 7, 10, 10, 9, 7, 7, 0]
 
