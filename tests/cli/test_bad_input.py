@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from small_run import begin_small_run
+from toy_run import begin_small_run
 
 from hilosync.cli.main import main
 from hilosync.log import open_log

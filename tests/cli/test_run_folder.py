@@ -6,7 +6,7 @@ import shutil
 import sys
 
 import pytest
-from small_run import begin_small_run
+from toy_run import begin_small_run
 
 from hilosync.cli.folder import check_replaceable, clear
 from hilosync.cli.main import main
