@@ -30,15 +30,13 @@ def check_options(options: RunOptions) -> None:
         ConfigurationError: an unknown name, a budget that cannot be read, or no model at a path.
     """
     from hilosync.bench.shapes import adapter_plan
-    from hilosync.compress import budget_bytes, get_compressor
-    from hilosync.optim import get_optimizer
+    from hilosync.compress import budget_bytes
     from hilosync.rl.policy import locate_model
     from hilosync.rl.tasks import TASKS
 
-    get_optimizer(options.optimizer, {"lr": options.lr})
-    dense = options.compressor == "dense"
-    get_compressor(options.compressor, {} if dense else {"budget": options.budget})
-    if not dense:
+    options.make_optimizer()
+    options.make_compressor()
+    if options.compressor != "dense":
         budget_bytes(options.budget, adapter_plan("qwen3-1.7b", 64))
     if options.recipe.task not in TASKS:
         raise UnknownName("task", options.recipe.task, TASKS)

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from hilosync.compress import Compressor, get_compressor
+from hilosync.optim import Optimizer, get_optimizer
 from hilosync.rl.recipe import Recipe
 from hilosync.runtime import Limits
 
@@ -49,6 +51,22 @@ class RunOptions:
     limits: Limits
     threads: int
     capture: str | None
+
+    def make_optimizer(self) -> Optimizer:
+        """The optimizer that was asked for.
+
+        Raises:
+            ConfigurationError: there is none of this name, or the rate is no rate.
+        """
+        return get_optimizer(self.optimizer, {"lr": self.lr})
+
+    def make_compressor(self) -> Compressor:
+        """The compressor that was asked for; `dense` has no budget.
+
+        Raises:
+            ConfigurationError: there is none of this name.
+        """
+        return get_compressor(self.compressor, {} if self.compressor == "dense" else {"budget": self.budget})
 
 
 _DEFAULT_LEARNING_RATES = {"adamw": 2e-3, "lion": 1e-4, "sgdm": 0.3, "muon": 2e-2}

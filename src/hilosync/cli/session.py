@@ -13,9 +13,8 @@ import torch
 from hilosync.baselines import begin_learner
 from hilosync.bench.capture import capture_to
 from hilosync.cli.options import RunOptions
-from hilosync.compress import get_compressor
 from hilosync.log import Log
-from hilosync.optim import get_optimizer, schedules
+from hilosync.optim import schedules
 from hilosync.plan import bind
 from hilosync.rl.evaluation import Evaluation
 from hilosync.rl.lockstep import Progress, admit, lockstep
@@ -91,9 +90,8 @@ class Session:
         """
         self.options = options
         torch.set_num_threads(options.threads)
-        optimizer = get_optimizer(options.optimizer, {"lr": options.lr})
-        settings = {} if options.compressor == "dense" else {"budget": options.budget}
-        compressor = get_compressor(options.compressor, settings)
+        optimizer = options.make_optimizer()
+        compressor = options.make_compressor()
         engine = options.recipe.engine()
         self._trainer = options.recipe.trainer(engine)
         rates = {
