@@ -49,6 +49,21 @@ class Compressor(Protocol):
         """The encoder's state before the first step; None if it has none. Learner only."""
         ...
 
+    def save_state(self, state: Any) -> dict[str, torch.Tensor]:
+        """The encoder's state as contiguous tensors by name; scalars 0-d fp64, {} for no state.
+
+        A restored encoder goes on with the payload bytes that the saved one would have written.
+        """
+        ...
+
+    def load_state(self, plan: AdapterPlan, tensors: dict[str, torch.Tensor]) -> Any:
+        """The state that `save_state` gave these tensors for.
+
+        Raises:
+            ConfigurationError: they are not a state of this compressor for this plan; names the tensor.
+        """
+        ...
+
     def encode(self, plan: AdapterPlan, state: Any, gradient: torch.Tensor, budget: int) -> tuple[bytes, Any]:
         """Compresses a flat fp32 gradient of `plan.size` elements to at most `budget` bytes.
 

@@ -14,6 +14,7 @@ import torch
 from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock
 from hilosync.compress.finite import require_finite
 from hilosync.compress.payload import FRAME_BYTES, Kind, bf16_bytes, bf16_values, seal, unseal
+from hilosync.compress.state import require_names
 from hilosync.errors import BudgetTooSmall, MalformedPayload
 from hilosync.plan import AdapterPlan
 
@@ -42,6 +43,14 @@ class Dense:
     def init(self, plan: AdapterPlan) -> None:
         """No state."""
         return
+
+    def save_state(self, state: None) -> dict[str, torch.Tensor]:
+        """No state."""
+        return {}
+
+    def load_state(self, plan: AdapterPlan, tensors: dict[str, torch.Tensor]) -> None:
+        """No state; see `Compressor.load_state`."""
+        require_names(self.name, tensors, ())
 
     def encode(self, plan: AdapterPlan, state: None, gradient: torch.Tensor, budget: int) -> tuple[bytes, None]:
         """Rounds every element to bf16; see `Compressor.encode`."""

@@ -19,6 +19,7 @@ from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.compress.factors import component_bytes, decode_factors, describe_factors, encode_factors, overhead
 from hilosync.compress.finite import require_finite
 from hilosync.compress.payload import Kind
+from hilosync.compress.state import require_names, saved_tensor
 from hilosync.errors import BudgetTooSmall
 from hilosync.plan import AdapterPlan
 
@@ -49,6 +50,18 @@ class PowerSGD:
     def init(self, plan: AdapterPlan) -> list[torch.Tensor]:
         """Random starts, drawn when a block first needs them."""
         return [torch.zeros(block.columns, 0) for block in plan.blocks]
+
+    def save_state(self, state: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One Q per block, by its position."""
+        return {f"start.{index}": start.contiguous() for index, start in enumerate(state)}
+
+    def load_state(self, plan: AdapterPlan, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """One Q per block; see `Compressor.load_state`."""
+        names = [f"start.{index}" for index in range(len(plan.blocks))]
+        require_names(self.name, tensors, names)
+        return [
+            saved_tensor(tensors, name, (block.columns, None)) for name, block in zip(names, plan.blocks, strict=True)
+        ]
 
     def encode(
         self, plan: AdapterPlan, state: list[torch.Tensor], gradient: torch.Tensor, budget: int

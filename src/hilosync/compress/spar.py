@@ -22,6 +22,7 @@ from hilosync.compress.allocate import allocate_ranks
 from hilosync.compress.factors import component_bytes, decode_factors, describe_factors, encode_factors, overhead
 from hilosync.compress.payload import Kind
 from hilosync.compress.spectra import project, short_side_first, spectra
+from hilosync.compress.state import require_names
 from hilosync.errors import BudgetTooSmall
 from hilosync.plan import AdapterPlan
 
@@ -50,6 +51,14 @@ class Spar:
     def init(self, plan: AdapterPlan) -> None:
         """No state."""
         return
+
+    def save_state(self, state: None) -> dict[str, torch.Tensor]:
+        """No state."""
+        return {}
+
+    def load_state(self, plan: AdapterPlan, tensors: dict[str, torch.Tensor]) -> None:
+        """No state; see `Compressor.load_state`."""
+        require_names(self.name, tensors, ())
 
     def encode(self, plan: AdapterPlan, state: None, gradient: torch.Tensor, budget: int) -> tuple[bytes, None]:
         """Ships the components with the most energy per byte; see `Compressor.encode`."""

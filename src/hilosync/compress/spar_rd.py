@@ -45,6 +45,7 @@ from hilosync.compress.quantize import (
     smallest_class,
 )
 from hilosync.compress.spectra import Spectrum, short_side_first, spectra
+from hilosync.compress.state import require_names, saved_scalar, scalar_tensor
 from hilosync.errors import BudgetTooSmall, MalformedPayload
 from hilosync.plan import AdapterPlan, Block
 
@@ -99,6 +100,15 @@ class SparRD:
     def init(self, plan: AdapterPlan) -> float:
         """Predictions are taken as they are."""
         return 1.0
+
+    def save_state(self, state: float) -> dict[str, torch.Tensor]:
+        """The one number."""
+        return {"correction": scalar_tensor(state)}
+
+    def load_state(self, plan: AdapterPlan, tensors: dict[str, torch.Tensor]) -> float:
+        """The one number; see `Compressor.load_state`."""
+        require_names(self.name, tensors, ["correction"])
+        return saved_scalar(tensors, "correction")
 
     def encode(self, plan: AdapterPlan, state: float, gradient: torch.Tensor, budget: int) -> tuple[bytes, float]:
         """Searches Δ, quantizes and codes; see `Compressor.encode`."""

@@ -19,6 +19,7 @@ import torch
 from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock
 from hilosync.compress.finite import require_finite
 from hilosync.compress.payload import FRAME_BYTES, Kind, bf16_bytes, bf16_values, seal, unseal
+from hilosync.compress.state import require_names
 from hilosync.errors import BudgetTooSmall, MalformedPayload
 from hilosync.plan import AdapterPlan
 
@@ -50,6 +51,14 @@ class TopK:
     def init(self, plan: AdapterPlan) -> None:
         """No state."""
         return
+
+    def save_state(self, state: None) -> dict[str, torch.Tensor]:
+        """No state."""
+        return {}
+
+    def load_state(self, plan: AdapterPlan, tensors: dict[str, torch.Tensor]) -> None:
+        """No state; see `Compressor.load_state`."""
+        require_names(self.name, tensors, ())
 
     def encode(self, plan: AdapterPlan, state: None, gradient: torch.Tensor, budget: int) -> tuple[bytes, None]:
         """Ships the largest elements; see `Compressor.encode`."""

@@ -16,10 +16,13 @@ from hilosync.compress.base import Compressor
 from hilosync.compress.budget import budget_bytes
 from hilosync.compress.dense import Dense
 from hilosync.compress.payload import Kind
+from hilosync.compress.state import require_names, saved_scalar, scalar_tensor
 from hilosync.errors import BudgetTooSmall, ConfigurationError
 from hilosync.plan import AdapterPlan
 
 __all__ = ["Warmup"]
+
+_INNER = "inner."
 
 
 class Warmup:
@@ -61,6 +64,18 @@ class Warmup:
     def init(self, plan: AdapterPlan) -> tuple[int, Any]:
         """Steps done, and the inner compressor's state."""
         return 0, self.compressor.init(plan)
+
+    def save_state(self, state: tuple[int, Any]) -> dict[str, torch.Tensor]:
+        """Steps done, and the inner compressor's tensors."""
+        done, inner = state
+        saved = self.compressor.save_state(inner)
+        return {"done": scalar_tensor(done), **{_INNER + name: tensor for name, tensor in saved.items()}}
+
+    def load_state(self, plan: AdapterPlan, tensors: dict[str, torch.Tensor]) -> tuple[int, Any]:
+        """Steps done, and the inner compressor's state; see `Compressor.load_state`."""
+        inner = {name.removeprefix(_INNER): tensors[name] for name in tensors if name.startswith(_INNER)}
+        require_names(self.name, tensors, ["done", *(_INNER + name for name in inner)])
+        return int(saved_scalar(tensors, "done")), self.compressor.load_state(plan, inner)
 
     def encode(
         self, plan: AdapterPlan, state: tuple[int, Any], gradient: torch.Tensor, budget: int

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock
-from hilosync.errors import BudgetTooSmall, MalformedPayload, NonFinite
+from hilosync.errors import BudgetTooSmall, ConfigurationError, MalformedPayload, NonFinite
 from hilosync.plan import AdapterPlan
 
 __all__ = ["Sign"]
@@ -43,6 +43,15 @@ class Sign:
     def init(self, plan: AdapterPlan) -> None:
         """No state."""
         return
+
+    def save_state(self, state: None) -> dict[str, torch.Tensor]:
+        """No state."""
+        return {}
+
+    def load_state(self, plan: AdapterPlan, tensors: dict[str, torch.Tensor]) -> None:
+        """No state."""
+        if tensors:
+            raise ConfigurationError(f"sign has no encoder state, got the tensors {sorted(tensors)}")
 
     def encode(self, plan: AdapterPlan, state: None, gradient: torch.Tensor, budget: int) -> tuple[bytes, None]:
         """One bit per element."""
