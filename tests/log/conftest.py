@@ -37,6 +37,7 @@ def opens(request, tmp_path) -> Callable[[], Log]:
             log,
             steps=Persistent(log.steps),
             blobs=Persistent(log.blobs),
+            snapshots=Persistent(log.snapshots),
             mailbox=Persistent(log.mailbox),
         )
 

@@ -22,6 +22,7 @@ __all__ = ["check_replaceable", "clear", "remove_unbegun"]
 _FOLDERS = {
     "steps": r"\d{20}|oldest",
     "blobs": r"[0-9a-f]{64}",
+    "snapshots": r"\d{20}|oldest",
     "orders": r"\d+-\d+-\d+",
     "claims": r"\d+-\d+-\d+",
     "rollouts": r"\d+-\d+-\d+",

@@ -1,7 +1,7 @@
 """Where a run's records, blobs and rollouts live. Knows nothing of what the bytes mean."""
 
 from hilosync.log.address import open_log, parse_address
-from hilosync.log.base import BlobStore, Delivery, Log, Mailbox, Order, StepLog
+from hilosync.log.base import BlobStore, Delivery, Log, Mailbox, Order, SnapshotIndex, StepLog
 from hilosync.log.faulty import Faults
 from hilosync.log.polling import Polling
 
@@ -13,6 +13,7 @@ __all__ = [
     "Mailbox",
     "Order",
     "Polling",
+    "SnapshotIndex",
     "StepLog",
     "open_log",
     "parse_address",

@@ -11,6 +11,7 @@ from hilosync.log.blobs import ObjectBlobStore
 from hilosync.log.mailbox import ObjectMailbox
 from hilosync.log.objects import Objects, file_objects, memory_objects
 from hilosync.log.polling import Polling
+from hilosync.log.snapshots import ObjectSnapshotIndex
 from hilosync.log.steps import ObjectStepLog
 
 __all__ = ["open_log", "parse_address"]
@@ -21,6 +22,7 @@ def _object_log(objects: Objects, polling: Polling) -> Log:
         url=objects.url,
         steps=ObjectStepLog(objects, polling),
         blobs=ObjectBlobStore(objects),
+        snapshots=ObjectSnapshotIndex(objects),
         mailbox=ObjectMailbox(objects, polling),
         polling=polling,
     )

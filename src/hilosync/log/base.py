@@ -1,6 +1,6 @@
 """The seam of the transports: where records, blobs and rollouts live.
 
-Three small contracts, each with one conformance suite that every implementation passes. They move
+Four small contracts, each with one conformance suite that every implementation passes. They move
 bytes and know nothing of what the bytes mean. All calls block, and every wait has a limit.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from hilosync.log.polling import Polling
 
-__all__ = ["BlobStore", "Delivery", "Log", "Mailbox", "Order", "StepLog"]
+__all__ = ["BlobStore", "Delivery", "Log", "Mailbox", "Order", "SnapshotIndex", "StepLog"]
 
 
 class StepLog(Protocol):
@@ -81,6 +81,48 @@ class BlobStore(Protocol):
             LogUnavailable: the storage did not answer.
             MalformedRecord: the stored bytes do not have this digest.
         """
+        ...
+
+    def keys(self) -> list[str]:
+        """The keys of the blobs that a listing shows, in no particular order: for garbage collection alone."""
+        ...
+
+    def remove(self, key: str) -> None:
+        """Removes the blob, if there is one. Whoever needs it must no longer be able to find its key."""
+        ...
+
+
+class SnapshotIndex(Protocol):
+    """Which snapshots of the policy a run offers: a manifest per version, whose chunks are blobs.
+
+    Order: a manifest is published after all its chunks are stored, and is seen whole or not at all.
+    Idempotence: all replicas hold the same bits, so whoever writes the snapshot of a version writes the
+        same manifest. The first one counts; publishing another for the version changes nothing.
+    Retention: `forget` moves a mark before it removes anything. Below the mark nothing can be published
+        again, so chunks of a forgotten manifest may be removed for good.
+    """
+
+    def publish(self, version: int, manifest: bytes) -> bool:
+        """Makes the snapshot visible; False if the version lies below the mark and nothing was done.
+
+        Raises:
+            LogUnavailable: the storage refused or did not answer.
+        """
+        ...
+
+    def read(self, version: int) -> bytes | None:
+        """The manifest of a version, or None."""
+        ...
+
+    def versions(self) -> list[int]:
+        """The versions whose manifests a listing shows, ascending, those below the mark left out.
+
+        A listing that lags behind shows fewer: a reader then finds an older snapshot, or replays.
+        """
+        ...
+
+    def forget(self, before: int) -> None:
+        """Removes the manifests of versions below `before`. Forgetting again, or less, changes nothing."""
         ...
 
 
@@ -163,12 +205,13 @@ class Mailbox(Protocol):
 
 @dataclass(frozen=True)
 class Log:
-    """The three stores of one run, as `open_log(url)` returns them.
+    """The stores of one run, as `open_log(url)` returns them.
 
     Attributes:
         url: the address, scheme included.
         steps: the records.
         blobs: content-addressed bytes.
+        snapshots: which snapshots there are.
         mailbox: orders, deliveries and notices; it remembers what it has collected.
         polling: how often it pays to ask this log for news.
     """
@@ -176,5 +219,6 @@ class Log:
     url: str
     steps: StepLog
     blobs: BlobStore
+    snapshots: SnapshotIndex
     mailbox: Mailbox
     polling: Polling

@@ -11,6 +11,8 @@ from hilosync.log.objects import Objects
 
 __all__ = ["ObjectBlobStore"]
 
+_KEY = r"[0-9a-f]{64}"
+
 
 class ObjectBlobStore:
     """`BlobStore` on objects."""
@@ -27,7 +29,7 @@ class ObjectBlobStore:
     def get(self, key: str) -> bytes:
         """See `BlobStore.get`."""
         # A key can come from anywhere; as a path it must not leave its folder.
-        if re.fullmatch(r"[0-9a-f]{64}", key) is None:
+        if re.fullmatch(_KEY, key) is None:
             raise LogNotFound(f"{self._objects.url}: no blob {key[:80]!r}: expected 64 hex digits")
         content = self._objects.get(f"blobs/{key}")
         if content is None:
@@ -36,3 +38,12 @@ class ObjectBlobStore:
         if found != key:
             raise MalformedRecord(f"{self._objects.url}: damaged blob: expected {key[:16]}…, got {found[:16]}…")
         return content
+
+    def keys(self) -> list[str]:
+        """See `BlobStore.keys`."""
+        return [name for name in self._objects.names("blobs") if re.fullmatch(_KEY, name)]
+
+    def remove(self, key: str) -> None:
+        """See `BlobStore.remove`."""
+        if re.fullmatch(_KEY, key):
+            self._objects.remove(f"blobs/{key}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from hilosync.errors import LogUnavailable
-from hilosync.log.base import BlobStore, Delivery, Log, Mailbox, Order, StepLog
+from hilosync.log.base import BlobStore, Delivery, Log, Mailbox, Order, SnapshotIndex, StepLog
 
 __all__ = ["Faults"]
 
@@ -51,6 +51,7 @@ class Faults:
             log,
             steps=_FaultyStepLog(log.steps, self),
             blobs=_FaultyBlobStore(log.blobs, self),
+            snapshots=_FaultySnapshotIndex(log.snapshots, self),
             mailbox=_FaultyMailbox(log.mailbox, self),
         )
 
@@ -108,6 +109,30 @@ class _FaultyBlobStore:
 
     def get(self, key: str) -> bytes:
         return self.faults.read("get", lambda: self.inner.get(key))
+
+    def keys(self) -> list[str]:
+        return self.faults.read("keys", self.inner.keys)
+
+    def remove(self, key: str) -> None:
+        self.faults.write("remove", lambda: self.inner.remove(key))
+
+
+@dataclass
+class _FaultySnapshotIndex:
+    inner: SnapshotIndex
+    faults: Faults
+
+    def publish(self, version: int, manifest: bytes) -> bool:
+        return self.faults.write("publish", lambda: self.inner.publish(version, manifest))
+
+    def read(self, version: int) -> bytes | None:
+        return self.faults.read("read", lambda: self.inner.read(version))
+
+    def versions(self) -> list[int]:
+        return self.faults.read("versions", self.inner.versions)
+
+    def forget(self, before: int) -> None:
+        self.faults.write("forget", lambda: self.inner.forget(before))
 
 
 @dataclass

@@ -25,7 +25,7 @@ __all__ = ["FileObjects", "Objects", "file_objects", "file_root", "memory_object
 _LARGEST_OBJECT = 1 << 31
 """Bytes of an object beyond which it is not read at all."""
 
-_FOLDERS = ("steps", "blobs", "orders", "claims", "rollouts", "notices", "staging")
+_FOLDERS = ("steps", "blobs", "snapshots", "orders", "claims", "rollouts", "notices", "staging")
 
 _ADVICE = {
     errno.ENOSPC: "free some space there, or use another log",

@@ -2,6 +2,6 @@
 
 from hilosync.protocol.learner import LearnerMachine, Proposal
 from hilosync.protocol.replica import Applied, ReplicaMachine
-from hilosync.protocol.run import Replayed, Run, replay
+from hilosync.protocol.run import Position, Replayed, Run, replay
 
-__all__ = ["Applied", "LearnerMachine", "Proposal", "Replayed", "ReplicaMachine", "Run", "replay"]
+__all__ = ["Applied", "LearnerMachine", "Position", "Proposal", "Replayed", "ReplicaMachine", "Run", "replay"]

@@ -13,7 +13,8 @@ import torch
 
 from hilosync.arithmetic.digest import differing_tensors
 from hilosync.errors import ChainBroken, Diverged, MalformedPayload, PlanMismatch, RunMismatch, TornState
-from hilosync.protocol.run import Run, replay
+from hilosync.optim import PolicyState
+from hilosync.protocol.run import Position, Run, replay
 from hilosync.wire import Record, decode_record, record_hash
 
 __all__ = ["Applied", "ReplicaMachine"]
@@ -51,6 +52,23 @@ class ReplicaMachine:
         self.epoch = 0
         self.failure: Diverged | TornState | None = None
         self._previous = run.origin
+
+    @property
+    def position(self) -> Position:
+        """Where in the log `state` stands."""
+        return Position(self.version, self.digest, self._previous, self.epoch)
+
+    def rebase(self, state: PolicyState, position: Position) -> None:
+        """Goes on from a verified state of another origin (a snapshot, a checkpoint), whatever was held or failed.
+
+        Args:
+            state: parameters and slots at `position`; the machine's own from here on.
+            position: where in the log they stand.
+        """
+        self.state = state
+        self.version, self.digest, self.epoch = position.version, position.digest, position.epoch
+        self._previous = position.previous
+        self.failure = None
 
     def receive(self, data: bytes) -> Applied:
         """Verifies and applies the bytes of a record.

@@ -22,7 +22,7 @@ from hilosync.optim import Optimizer, PolicyState, get_optimizer, init_state
 from hilosync.plan import AdapterPlan, Block
 from hilosync.wire import Genesis, Limits, configuration_fingerprint, decode_genesis, record_hash, record_overhead
 
-__all__ = ["Replayed", "Run", "replay"]
+__all__ = ["Position", "Replayed", "Run", "replay"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,23 @@ class Run:
             raise PlanMismatch(f"the run's initial adapter has {initial.numel()} elements, its plan {self.plan.size}")
         state = init_state(self.plan, self.optimizer, initial)
         return state, initial_digest(self.configuration, self.plan, state)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where in the log a state stands: all that is needed beside the state to go on folding.
+
+    Attributes:
+        version: the newest version applied.
+        digest: the digest of that version, 32 bytes.
+        previous: hash of that version's record (of the genesis for version 0), 32 bytes.
+        epoch: the learner epoch of that record; 0 for version 0.
+    """
+
+    version: int
+    digest: bytes
+    previous: bytes
+    epoch: int
 
 
 @dataclass(frozen=True)

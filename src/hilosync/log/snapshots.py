@@ -1,0 +1,69 @@
+"""A snapshot index of objects: `snapshots/00000000000000000100` holds the manifest of version 100."""
+
+from __future__ import annotations
+
+from hilosync.errors import LogUnavailable
+from hilosync.log.objects import Objects
+
+__all__ = ["ObjectSnapshotIndex"]
+
+# The oldest version that may have a snapshot, in decimal; absent while nothing has been forgotten.
+_OLDEST = "snapshots/oldest"
+
+_DIGITS = 20
+
+
+class ObjectSnapshotIndex:
+    """`SnapshotIndex` on objects; only `versions` and `forget` list."""
+
+    def __init__(self, objects: Objects):
+        self._objects = objects
+
+    def publish(self, version: int, manifest: bytes) -> bool:
+        """See `SnapshotIndex.publish`."""
+        name = _name(version)
+        if version < self._oldest():
+            return False
+        self._objects.create(name, manifest, durable=True)
+        if version < self._oldest():
+            # The mark was moved meanwhile, and the removal that follows it may not have seen this manifest.
+            self._objects.remove(name)
+            return False
+        return True
+
+    def read(self, version: int) -> bytes | None:
+        """See `SnapshotIndex.read`."""
+        return None if version < self._oldest() else self._objects.get(_name(version))
+
+    def versions(self) -> list[int]:
+        """See `SnapshotIndex.versions`."""
+        oldest = self._oldest()
+        return sorted(version for version in self._listed() if version >= oldest)
+
+    def forget(self, before: int) -> None:
+        """See `SnapshotIndex.forget`."""
+        before = max(before, self._oldest())
+        if before > self._oldest():
+            self._objects.replace(_OLDEST, str(before).encode(), durable=True)
+        for version in self._listed():
+            if version < before:
+                self._objects.remove(_name(version))
+
+    def _listed(self) -> list[int]:
+        names = self._objects.names("snapshots")
+        return [int(name) for name in names if len(name) == _DIGITS and name.isdecimal()]
+
+    def _oldest(self) -> int:
+        mark = self._objects.get(_OLDEST)
+        if mark is None:
+            return 0
+        if not mark.isdigit() or len(mark) > _DIGITS:
+            raise LogUnavailable(
+                f"{self._objects.url}: {_OLDEST} is damaged: expected a version, got {mark[:20]!r}; "
+                "write the oldest version that has a snapshot into it"
+            )
+        return int(mark)
+
+
+def _name(version: int) -> str:
+    return f"snapshots/{version:0{_DIGITS}d}"
