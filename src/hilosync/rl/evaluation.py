@@ -7,6 +7,7 @@ from math import comb
 from typing import Any
 
 from hilosync.errors import ConfigurationError
+from hilosync.rl.merging import merged
 from hilosync.rl.noise import generator
 from hilosync.rl.sampling import end_tokens, sample
 from hilosync.rl.tasks.base import Task
@@ -58,7 +59,7 @@ def evaluate(
     """
     if not 1 <= problems <= task.held_out:
         raise ConfigurationError(f"expected 1 to {task.held_out} held-out problems of {task.name}, got {problems}")
-    ends, solved = end_tokens(model, tokenizer), []
+    model, ends, solved = merged(model), end_tokens(model, tokenizer), []
     for start in range(0, problems, prompts_at_once):
         indices = range(start, min(start + prompts_at_once, problems))
         prompts = [tokenizer.encode(task.prompt(index), add_special_tokens=False) for index in indices]

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from hilosync.errors import ConfigurationError, MalformedRollouts
+from hilosync.rl.merging import merged
 from hilosync.rl.noise import generator
 from hilosync.rl.sampling import end_tokens, sample
 from hilosync.rl.tasks.base import Task
@@ -165,7 +166,7 @@ def _split(flat: np.ndarray, lengths: Sequence[int]) -> list[list[Any]]:
 
 
 class RolloutEngine:
-    """Answers orders with a Hugging Face model.
+    """Answers orders with a Hugging Face model, plain or with a LoRA adapter.
 
     The engine reads the model's weights at each call: whoever owns the model loads a policy
     version into it before `generate` and must not change it meanwhile.
@@ -191,7 +192,7 @@ class RolloutEngine:
         settings = self.settings
         indices = prompts_of(settings, self.task, version, batch)
         samples = sample(
-            self.model,
+            merged(self.model),
             [self.tokenizer.encode(self.task.prompt(index), add_special_tokens=False) for index in indices],
             samples=settings.samples,
             length=self.task.answer_tokens,

@@ -5,7 +5,6 @@ Noise is an argument, so two processes with the same weights, prompts and noise 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hilosync.rl.prefix import prefill
 from hilosync.rl.tokens import pad_prompts
 
 __all__ = ["Samples", "end_tokens", "sample"]
@@ -37,12 +37,6 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     configured = model.generation_config.eos_token_id
     ids = configured if isinstance(configured, list | tuple) else [configured]
     return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)
-
-
-def _cache_argument(model: Any) -> str:
-    """The name under which this model's `forward` takes and returns its cache; transformers renamed it."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
 
 
 def _draw(logits: torch.Tensor, uniforms: torch.Tensor | None, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,19 +79,8 @@ def sample(
     """
     device = model.device
     ids, mask = pad_prompts(prompts, padding, device)
-    output = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    cache_argument = _cache_argument(model)
-    cache, logits = output[cache_argument], output.logits[:, -1]
-    if samples > 1:
-        cache.batch_repeat_interleave(samples)
-    logits = logits.repeat_interleave(samples, dim=0)
-    mask = mask.repeat_interleave(samples, dim=0)
+    prefix = prefill(model, ids, mask, samples)
+    cache, logits, mask = prefix.cache, prefix.logits, prefix.mask
     positions = mask.sum(1, keepdim=True)
     rows = logits.shape[0]
     uniforms = None if noise is None else torch.from_numpy(noise.random((rows, length))).to(device)
@@ -127,7 +110,7 @@ def sample(
             attention_mask=mask,
             position_ids=positions,
             use_cache=True,
-            **{cache_argument: cache},
+            **{prefix.argument: cache},
         )
         logits, positions = output.logits[:, -1], positions + 1
     kept = lengths.tolist()

@@ -15,9 +15,10 @@ import torch
 
 from hilosync.errors import ConfigurationError, MalformedRollouts
 from hilosync.rl.objectives.base import Objective, Scored
+from hilosync.rl.prefix import shared_prompt_logits
 from hilosync.rl.rollouts import RolloutBatch, RolloutSettings
 from hilosync.rl.tasks.base import Task
-from hilosync.rl.tokens import TokenBatch, completion_logits
+from hilosync.rl.tokens import TokenBatch
 
 __all__ = ["StepReport", "Trainer"]
 
@@ -114,7 +115,8 @@ class Trainer:
         tokens, behaviour, advantages = self._tensors(batches)
         total = int(tokens.mask.sum())
         vocabulary = self.student.config.vocab_size
-        rows_at_once = max(1, _LOGITS_AT_ONCE // (tokens.length * vocabulary))
+        samples = self.settings.samples
+        rows_at_once = samples * max(1, _LOGITS_AT_ONCE // (samples * tokens.length * vocabulary))
 
         self.student.zero_grad(set_to_none=True)
         loss = 0.0
@@ -123,11 +125,11 @@ class Trainer:
             teacher_logits = None
             if self.teacher is not None:
                 with torch.inference_mode():
-                    teacher_logits = completion_logits(self.teacher, rows).float()
+                    teacher_logits = shared_prompt_logits(self.teacher, rows, samples).float()
             scored = Scored(
                 tokens=rows.completions,
                 mask=rows.mask,
-                logits=completion_logits(self.student, rows).float(),
+                logits=shared_prompt_logits(self.student, rows, samples).float(),
                 teacher_logits=teacher_logits,
                 behaviour_log_probs=behaviour[start : start + rows_at_once],
                 advantages=advantages[start : start + rows_at_once],
