@@ -17,7 +17,7 @@ from hilosync.optim import PolicyState
 from hilosync.protocol.run import Position, Run, replay
 from hilosync.wire import Record, decode_record, record_hash
 
-__all__ = ["Applied", "ReplicaMachine"]
+__all__ = ["Applied", "ReplicaMachine", "check_origin"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class ReplicaMachine:
         if self.failure is not None:
             raise self.failure
         record = decode_record(data, self.run.limits)
-        self._check_origin(record)
+        check_origin(self.run, record)
         if record.version <= self.version:
             return Applied(record, new=False)
         self._check_chain(record)
@@ -106,30 +106,6 @@ class ReplicaMachine:
         self._previous = record_hash(data)
         return Applied(record, new=True)
 
-    def _check_origin(self, record: Record) -> None:
-        if record.run != self.run.genesis.run_id:
-            raise RunMismatch(
-                f"record {record.version} belongs to run {record.run.hex()}, this replica to {self.run.genesis.run}: "
-                "join the log of the run that you want to follow"
-            )
-        if record.plan != self.run.plan.fingerprint:
-            raise PlanMismatch(
-                f"record {record.version} was written for plan {record.plan.hex()}, this replica holds "
-                f"{self.run.plan.fingerprint.hex()}"
-            )
-        if record.configuration != self.run.configuration:
-            raise RunMismatch(
-                f"record {record.version} was written under configuration {record.configuration.hex()}, this "
-                f"replica runs {self.run.configuration.hex()}"
-            )
-        rows, names = record.scalars.shape
-        wanted = len(self.run.optimizer.scalar_names)
-        if rows not in (1, self.run.plan.groups) or names != wanted or len(record.tags) != len(self.run.plan.blocks):
-            raise PlanMismatch(
-                f"record {record.version} carries {names} scalars for {rows} param groups and {len(record.tags)} tags; "
-                f"the run has {wanted} scalars, {self.run.plan.groups} groups and {len(self.run.plan.blocks)} tensors"
-            )
-
     def _check_chain(self, record: Record) -> None:
         if record.version != self.version + 1:
             raise ChainBroken(
@@ -145,3 +121,33 @@ class ReplicaMachine:
                 f"record {record.version} has learner epoch {record.epoch} after epoch {self.epoch}: "
                 "it was written by a learner that had been replaced"
             )
+
+
+def check_origin(run: Run, record: Record) -> None:
+    """Refuses a record of another run, plan or configuration.
+
+    Raises:
+        RunMismatch, PlanMismatch: with both values.
+    """
+    if record.run != run.genesis.run_id:
+        raise RunMismatch(
+            f"record {record.version} belongs to run {record.run.hex()}, this replica to {run.genesis.run}: "
+            "join the log of the run that you want to follow"
+        )
+    if record.plan != run.plan.fingerprint:
+        raise PlanMismatch(
+            f"record {record.version} was written for plan {record.plan.hex()}, this replica holds "
+            f"{run.plan.fingerprint.hex()}"
+        )
+    if record.configuration != run.configuration:
+        raise RunMismatch(
+            f"record {record.version} was written under configuration {record.configuration.hex()}, this "
+            f"replica runs {run.configuration.hex()}"
+        )
+    rows, names = record.scalars.shape
+    wanted = len(run.optimizer.scalar_names)
+    if rows not in (1, run.plan.groups) or names != wanted or len(record.tags) != len(run.plan.blocks):
+        raise PlanMismatch(
+            f"record {record.version} carries {names} scalars for {rows} param groups and {len(record.tags)} tags; "
+            f"the run has {wanted} scalars, {run.plan.groups} groups and {len(run.plan.blocks)} tensors"
+        )

@@ -19,10 +19,24 @@ from hilosync.wire.record import (
     record_overhead,
 )
 from hilosync.wire.signature import signer, verify_signature
+from hilosync.wire.snapshot import (
+    CHUNK_BYTES,
+    Chunk,
+    Manifest,
+    decode_chunk,
+    decode_manifest,
+    elements_per_chunk,
+    encode_chunk,
+    encode_manifest,
+    read_chunk_origin,
+)
 
 __all__ = [
+    "CHUNK_BYTES",
+    "Chunk",
     "Genesis",
     "Limits",
+    "Manifest",
     "PlanLayout",
     "Record",
     "Setup",
@@ -30,10 +44,16 @@ __all__ = [
     "TensorLayout",
     "body_hash",
     "configuration_fingerprint",
+    "decode_chunk",
     "decode_genesis",
+    "decode_manifest",
     "decode_record",
+    "elements_per_chunk",
+    "encode_chunk",
     "encode_genesis",
+    "encode_manifest",
     "encode_record",
+    "read_chunk_origin",
     "record_hash",
     "record_overhead",
     "signer",

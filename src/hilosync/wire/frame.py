@@ -21,6 +21,8 @@ __all__ = [
     "GENESIS_HEADER_BYTES",
     "GENESIS_KIND",
     "MAGIC",
+    "MANIFEST_HEADER_BYTES",
+    "MANIFEST_KIND",
     "PREFIX_BYTES",
     "RECORD_HEADER_BYTES",
     "RECORD_KIND",
@@ -36,14 +38,20 @@ Buffer = bytes | bytearray | memoryview
 MAGIC = b"HiLo"
 GENESIS_KIND = 0
 RECORD_KIND = 1
+MANIFEST_KIND = 2
 FORMAT_VERSION = 1
 PREFIX_BYTES = 8
 CHECK_BYTES = 8
 GENESIS_HEADER_BYTES = 48
 RECORD_HEADER_BYTES = 184
+MANIFEST_HEADER_BYTES = 136
 
-_KIND_NAMES = {GENESIS_KIND: "genesis", RECORD_KIND: "record"}
-_HEADER_BYTES = {GENESIS_KIND: GENESIS_HEADER_BYTES, RECORD_KIND: RECORD_HEADER_BYTES}
+_KIND_NAMES = {GENESIS_KIND: "genesis", RECORD_KIND: "record", MANIFEST_KIND: "manifest"}
+_HEADER_BYTES = {
+    GENESIS_KIND: GENESIS_HEADER_BYTES,
+    RECORD_KIND: RECORD_HEADER_BYTES,
+    MANIFEST_KIND: MANIFEST_HEADER_BYTES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,7 @@ class Limits:
         scalars: scalars per param group.
         genesis_bytes: the JSON text of a genesis.
         elements: elements of all tensors of a plan, which a replica allocates several times over.
+        chunks: chunks of a snapshot.
     """
 
     payload_bytes: int = 1 << 30
@@ -65,6 +74,7 @@ class Limits:
     scalars: int = 64
     genesis_bytes: int = 1 << 22
     elements: int = 1 << 32
+    chunks: int = 1 << 20
 
 
 def check_of(header: Buffer, signature: Buffer = b"") -> bytes:
@@ -107,5 +117,5 @@ def record_hash(data: Buffer) -> bytes:
     """
     view = memoryview(data).cast("B")
     kind = view[4] if len(view) >= PREFIX_BYTES else RECORD_KIND
-    view = open_frame(view, kind if kind in _KIND_NAMES else RECORD_KIND)
+    view = open_frame(view, GENESIS_KIND if kind == GENESIS_KIND else RECORD_KIND)
     return blake3(view[: _HEADER_BYTES[kind]]).digest()
