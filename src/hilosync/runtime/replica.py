@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
 
 from hilosync.arithmetic.guards import check_arithmetic
-from hilosync.errors import LogNotFound, MalformedRecord, PeerSilent, WireError
+from hilosync.errors import LogNotFound, PeerSilent, WireError
 from hilosync.log import Log, open_log
 from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
 from hilosync.protocol import ReplicaMachine, Run
+from hilosync.runtime.initial import stored_parameters
 
 __all__ = ["Replica"]
 
@@ -63,7 +62,7 @@ class Replica:
                 f"no run has begun at {opened.url} within {wait:.0f} s: start its learner, or check the address"
             )
         run = Run.of(genesis)
-        return cls(opened, run, ReplicaMachine(run, _initial_parameters_of(opened, run)))
+        return cls(opened, run, ReplicaMachine(run, stored_parameters(opened, run)))
 
     @property
     def plan(self) -> AdapterPlan:
@@ -159,16 +158,3 @@ class Replica:
         if self._machine.failure is not None:
             raise self._machine.failure
         return self._machine.state
-
-
-def _initial_parameters_of(log: Log, run: Run) -> torch.Tensor | None:
-    """The stored adapter that a run starts from, or None where it starts from its seed."""
-    if run.genesis.initial == "seed":
-        return None
-    try:
-        return load_safetensors(log.blobs.get(run.genesis.initial))["params"]
-    except (SafetensorError, KeyError) as error:
-        raise MalformedRecord(
-            f"the initial adapter {run.genesis.initial[:16]}… of {log.url} is not one: expected a safetensors blob "
-            f"with a tensor 'params', got {error}"
-        ) from error
