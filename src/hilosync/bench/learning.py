@@ -2,16 +2,20 @@
 
 Learner and rollout engine share one process here: what a worker generates is a function of the policy's
 bits, the seed and the batch, so the curves are those of the same run with worker processes.
+
+Every finished run is a line of a journal, so a bench that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from hilosync.baselines import begin_learner
@@ -21,7 +25,7 @@ from hilosync.rl.lockstep import lockstep
 from hilosync.rl.recipe import Recipe
 from hilosync.rl.rollouts import RolloutBatch
 
-__all__ = ["WAYS", "Way", "learning_table", "run_learning"]
+__all__ = ["WAYS", "Way", "learning_table", "read_journal", "run_learning"]
 
 
 @dataclass(frozen=True)
@@ -85,37 +89,76 @@ def _learn_once(way: Way, seed: int, versions: Sequence[int], lr: float, problem
 
 
 def run_learning(
+    journal: Path,
     ways: Sequence[Way] = WAYS,
     seeds: Sequence[int] = (0, 1, 2),
     versions: Sequence[int] = (20, 40),
     lr: float = 2e-3,
     problems: int = 200,
     processes: int = 2,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Callable[[int, int, str], None] = lambda finished, total, message: None,
 ) -> list[dict[str, Any]]:
     """Runs every way on every seed, one thread per run.
 
     Args:
+        journal: file that gets a line per finished run; runs that it holds with the same settings are
+            taken from it. Its folder is made.
         ways: what to compare.
         seeds: of prompts, noise and initial adapter; the same for every way.
         versions: policy versions to evaluate at.
         lr: of AdamW.
         problems: held-out problems per evaluation.
         processes: runs at a time.
-        progress: called with a line of text after every run.
+        progress: called with the number of finished runs, of all runs, and a line of text: once at the
+            start and after every run.
+
+    Returns:
+        A dictionary per run, by way and then by seed.
     """
     jobs = [(way, seed) for seed in seeds for way in ways]
-    results = []
+    settings = {"versions": list(versions), "lr": lr, "problems": problems}
+    keys = {(way.name, seed): _key(way, seed, settings) for way, seed in jobs}
+    known = read_journal(journal)
+    results = {job: known[key] for job, key in keys.items() if key in known}
+    progress(len(results), len(jobs), f"{len(results)} of {len(jobs)} runs are in {journal}")
+    journal.parent.mkdir(parents=True, exist_ok=True)
     # Spawned, not forked: the log's storage library has threads.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(_learn_once, way, seed, versions, lr, problems) for way, seed in jobs]
-        for number, future in enumerate(as_completed(futures), start=1):
-            result = future.result()
-            results.append(result)
+    with journal.open("a") as lines, ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        futures = {
+            pool.submit(_learn_once, way, seed, versions, lr, problems): (way.name, seed)
+            for way, seed in jobs
+            if (way.name, seed) not in results
+        }
+        for future in as_completed(futures):
+            name, seed = futures[future]
+            results[name, seed] = result = future.result()
+            lines.write(json.dumps({"key": keys[name, seed], "run": result}) + "\n")
+            lines.flush()
             last = result["pass_at_1"][max(versions)]
-            progress(f"{number}/{len(jobs)} {result['way']}, seed {result['seed']}: pass@1 {last:.3f}")
-    order = {way.name: index for index, way in enumerate(ways)}
-    return sorted(results, key=lambda result: (order[result["way"]], result["seed"]))
+            progress(len(results), len(jobs), f"{name}, seed {seed}: pass@1 {last:.3f} at version {max(versions)}")
+    return [results[way.name, seed] for way in ways for seed in seeds]
+
+
+def read_journal(journal: Path) -> dict[str, dict[str, Any]]:
+    """The finished runs of a journal by their settings; empty if there is no such file.
+
+    A line that was not written to its end, as an interruption leaves it, is passed over.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for line in journal.read_text().splitlines() if journal.exists() else []:
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        run = entry["run"]
+        for metric in ("pass_at_1", "pass_at_4"):  # JSON has no integer keys
+            run[metric] = {int(version): value for version, value in run[metric].items()}
+        found[entry["key"]] = run
+    return found
+
+
+def _key(way: Way, seed: int, settings: dict[str, Any]) -> str:
+    return json.dumps({**asdict(way), **settings, **Recipe(seed=seed).to_json()}, sort_keys=True)
 
 
 def learning_table(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

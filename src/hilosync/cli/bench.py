@@ -65,20 +65,34 @@ def replay(model: str, rank: int, optimizer: str, threads: int, ranks_per_block:
 @click.option("--problems", default=200, show_default=True, type=click.IntRange(1), help="Held-out problems.")
 @click.option("--ways", help="Only the ways whose names contain one of these, separated by commas.")
 @click.option("--processes", default=2, show_default=True, type=click.IntRange(1), help="Runs at a time.")
-@click.option("--out", default="runs/learning.png", show_default=True, type=click.Path(path_type=Path), help="Picture.")
+@click.option("--out", default="runs/learning", show_default=True, type=click.Path(path_type=Path), help="Folder.")
 @_JSON
 def learning(
     seeds: int, versions: str, lr: float, problems: int, ways: str | None, processes: int, out: Path, as_json: bool
 ) -> None:
-    """Compare learning curves of the demo's task, every way of shipping on every seed."""
+    """Compare learning curves of the demo's task, every way of shipping on every seed.
+
+    Every finished run is added to OUT/runs.jsonl: an interrupted bench goes on when it is started again.
+    The picture is OUT/learning.png.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     from hilosync.bench.learning import WAYS, learning_table, run_learning
     from hilosync.cli.picture import draw_ways
 
     at = _versions(versions)
     wanted = [way for way in WAYS if ways is None or any(part.strip() in way.name for part in ways.split(","))]
-    runs = run_learning(wanted, range(seeds), at, lr, problems, processes, _progress)
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(finished: int, total: int, message: str) -> None:
+            bar.update(task, completed=finished, total=total)
+            bar.console.print(message, highlight=False, soft_wrap=True)
+
+        runs = run_learning(out / "runs.jsonl", wanted, range(seeds), at, lr, problems, processes, progress)
     rows = learning_table(runs)
-    draw_ways(rows, out)
+    draw_ways(rows, out / "learning.png")
     headings = ["way", "record bytes", "of adapter", *(f"pass@1 at {v}" for v in (0, *at)), f"pass@4 at {at[-1]}"]
     table = _table(
         f"mean and standard error over {seeds} seeds",
@@ -94,7 +108,7 @@ def learning(
             for row in rows
         ],
     )
-    _finish({"rows": rows, "runs": runs, "picture": str(out)}, as_json, table)
+    _finish({"rows": rows, "runs": runs, "picture": str(out / "learning.png")}, as_json, table)
 
 
 def _versions(text: str) -> tuple[int, ...]:
