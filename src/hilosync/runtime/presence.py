@@ -36,6 +36,7 @@ class Notice(msgspec.Struct, frozen=True):
         mismatches: digests that differed.
         apply_seconds: median time to verify, decode and replay one record.
         detail: what failed, for people.
+        reading: version of the snapshot that is being loaded, posted before its manifest is read; 0 for none.
     """
 
     sender: str
@@ -48,6 +49,7 @@ class Notice(msgspec.Struct, frozen=True):
     mismatches: int = 0
     apply_seconds: float = 0.0
     detail: str = ""
+    reading: int = 0
 
 
 class Heartbeat:
@@ -143,6 +145,10 @@ class Roll:
     def workers(self) -> list[Notice]:
         """The newest notices of all workers, by name."""
         return [notice for name, (notice, _) in sorted(self._entries.items()) if name != LEARNER]
+
+    def living(self, silence: float) -> list[Notice]:
+        """The notices of the workers that have been heard within `silence` seconds."""
+        return [worker for worker in self.workers() if self.alive(worker.incarnation, silence)]
 
     def alive(self, incarnation: str, silence: float) -> bool:
         """Whether the process of this incarnation has been heard within `silence` seconds."""
