@@ -15,6 +15,7 @@
     │   ├── LogNotFound           there is no run at this address
     │   ├── Fenced                another learner has written this version
     │   └── Truncated             the record is older than the log's retention
+    ├── DiskUnavailable     (2)   a checkpoint's disk is full, or forbids what must be done
     ├── WireError           (1)   bytes that are not what they claim to be
     │   ├── MalformedRecord       bad magic, length, hash or field
     │   ├── MalformedPayload      a compressor's payload that cannot be decoded
@@ -22,7 +23,7 @@
     │   ├── ChainBroken           the record does not follow the one before it
     │   └── BadSignature          not signed by the run's learner
     ├── Diverged            (1)   same records, other bits: names version and tensors
-    ├── TornState           (1)   a step was interrupted half-way; the replica must join again
+    ├── TornState           (1)   a step was interrupted half-way; heal the replica, resume the learner
     ├── NonFinite           (2)   NaN or Inf in a gradient, with the tensor's name
     ├── UnsafeArithmetic    (2)   this machine does not round as IEEE 754 asks
     └── PeerSilent          (3)   nothing heard from the other side within the limit
@@ -39,6 +40,7 @@ __all__ = [
     "BudgetTooSmall",
     "ChainBroken",
     "ConfigurationError",
+    "DiskUnavailable",
     "Diverged",
     "Fenced",
     "HiLoError",
@@ -121,6 +123,12 @@ class Fenced(LogError):
 
 class Truncated(LogError):
     """The record is older than what the log retains; re-base from a snapshot."""
+
+
+class DiskUnavailable(HiLoError):
+    """The folder of a process's checkpoints refused: disk full, permission denied."""
+
+    exit_code = 2
 
 
 class WireError(HiLoError):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hilosync.arithmetic.gradient import DenseBlock, LowRankBlock
-from hilosync.compress import accumulate, default_decay, get_compressor, retain
+from hilosync.compress import accumulate, default_decay, get_compressor, project_out, retain
 from hilosync.compress.feedback import reference_residual
 from hilosync.errors import NonFinite
 
@@ -115,3 +115,36 @@ def test_default_decay_keeps_everything_for_adamw_and_fades_for_others():
     assert default_decay("adamw") == 1.0
     assert default_decay("sgdm") == default_decay("lion") == default_decay("muon") == 0.95
     assert default_decay("anything else") == 0.95
+
+
+def test_of_a_step_whose_gradient_is_lost_only_what_it_shipped_leaves_the_residual(plan):
+    generator = torch.Generator().manual_seed(9)
+    before = torch.randn(plan.size, generator=generator)
+    decoded = []
+    for index, block in enumerate(plan.blocks):
+        if index % 3 == 2:
+            values = torch.randn(block.rows, block.columns, generator=generator)
+            decoded.append(DenseBlock(values.masked_fill_(values < 0, 0.0)))
+            continue
+        left = torch.randn(block.rows, index % 4, generator=generator)
+        if left.shape[1] > 1:
+            left[:, 1] = -2 * left[:, 0]  # one direction twice
+        decoded.append(LowRankBlock(left, torch.randn(index % 4, block.columns, generator=generator)))
+    after = before.clone()
+    project_out(plan, after, tuple(decoded), decay=0.5)
+    for old, new, block in zip(plan.views(before), plan.views(after), decoded, strict=True):
+        if isinstance(block, DenseBlock):
+            torch.testing.assert_close(new, torch.where(block.values != 0, 0.0, 0.5 * old))
+            continue
+        # As the equation reads: the least-squares fit of E within the span of the left factor is gone.
+        fit = block.left @ torch.linalg.pinv(block.left, rtol=1e-5) @ old
+        torch.testing.assert_close(new, 0.5 * (old - fit), atol=1e-5, rtol=1e-4)
+        assert (block.left.T @ new).abs().sum() <= 1e-3
+
+
+def test_a_payload_that_shipped_the_whole_residual_leaves_nothing_of_it(plan, gradient):
+    residual = gradient.clone()
+    dense = get_compressor("dense")
+    payload, _ = dense.encode(plan, dense.init(plan), gradient, dense.smallest_payload(plan))
+    project_out(plan, residual, dense.decode(plan, payload))
+    assert torch.linalg.vector_norm(residual) <= 1e-6 * torch.linalg.vector_norm(gradient)

@@ -227,7 +227,7 @@ def test_a_step_that_fails_changes_nothing_and_the_next_is_as_if_it_had_not_been
     for machine in (learner, untouched):
         machine.propose(steps[0])
         machine.accept(1)
-    state, encoder = learner.state.clone(), [start.clone() for start in learner._encoder]
+    state, encoder = learner.state.clone(), [start.clone() for start in learner.encoder]
     residual, digest = learner.residual.clone(), learner.digest
     rates = {"two rates": (1e-3, 1e-3), "nan rate": (float("nan"),)}.get(failure)
     bad = steps[1].clone()
@@ -241,7 +241,7 @@ def test_a_step_that_fails_changes_nothing_and_the_next_is_as_if_it_had_not_been
         FailingOptimizer.failing, compressor.failing = False, ""
     assert learner.pending is None and learner.version == 1 and learner.digest == digest
     assert same_bits(learner.state, state) and torch.equal(learner.residual, residual)
-    assert all(torch.equal(a, b) for a, b in zip(learner._encoder, encoder, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(learner.encoder, encoder, strict=True))
     for version, step in enumerate(steps[1:], start=2):
         assert learner.propose(step).data == untouched.propose(step).data
         learner.accept(version)

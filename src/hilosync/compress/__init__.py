@@ -3,7 +3,7 @@
 from hilosync.compress.base import Compressor
 from hilosync.compress.budget import UNLIMITED, budget_bytes
 from hilosync.compress.dense import Dense
-from hilosync.compress.feedback import accumulate, default_decay, retain
+from hilosync.compress.feedback import accumulate, default_decay, project_out, retain
 from hilosync.compress.powersgd import PowerSGD
 from hilosync.compress.registry import compressor_names, get_compressor
 from hilosync.compress.spar import Spar
@@ -25,5 +25,6 @@ __all__ = [
     "compressor_names",
     "default_decay",
     "get_compressor",
+    "project_out",
     "retain",
 ]

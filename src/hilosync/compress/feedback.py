@@ -23,13 +23,16 @@ from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
 from hilosync.compress.finite import LARGEST, largest_magnitude
 from hilosync.plan import AdapterPlan
 
-__all__ = ["accumulate", "default_decay", "reference_residual", "retain"]
+__all__ = ["accumulate", "default_decay", "project_out", "reference_residual", "retain"]
 
 _DEFAULT_DECAY = {"adamw": 1.0}
 """AdamW divides by its own second moment, which absorbs what E returns in a burst."""
 
 _CAUTIOUS_DECAY = 0.95
 """Lion, Muon and SGD with momentum diverge or stall when E never fades."""
+
+_SPANNED = 1e-6
+"""Singular values of a left factor, relative to the largest, below which a direction was not shipped."""
 
 _UNSUSPECTED = LARGEST / 2
 """A norm below which every element is surely within the limit, whatever rounding the norm has suffered."""
@@ -112,6 +115,30 @@ def retain(
         corrected.mul_(cap / norm)
         energies *= (cap / norm) ** 2
     return energies
+
+
+@torch.no_grad()
+def project_out(plan: AdapterPlan, residual: torch.Tensor, decoded: DecodedGradient, decay: float = 1.0) -> None:
+    """What can still be kept of an E that is one step older than Ĝ, in place, when that step's G is lost.
+
+    What a step shipped along a direction included what E held along it, so that part of E has been
+    delivered: E ← decay·(I − U·Uᵀ)·E, where the columns of U span those of Ĝ's left factor. Of a dense
+    block the elements that are not zero were shipped. What G itself left out at that step is not known.
+
+    Args:
+        plan: the adapter's tensors.
+        residual: E before the step, flat, fp32, shape (plan.size,); the estimate of E after it.
+        decoded: Ĝ of the step.
+        decay: the decay of E.
+    """
+    for view, block in zip(plan.views(residual), decoded, strict=True):
+        if isinstance(block, LowRankBlock):
+            basis, values, _ = torch.linalg.svd(block.left.to(view.device), full_matrices=False)
+            if len(values):
+                basis = basis[:, values > _SPANNED * values.max()]
+            view.sub_(basis @ (basis.T @ view)).mul_(decay)
+        else:
+            view.masked_fill_(block.values.to(view.device) != 0, 0.0).mul_(decay)
 
 
 def reference_residual(

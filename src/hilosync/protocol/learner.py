@@ -8,13 +8,15 @@ record, so that a failed append is retried with the same bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from hilosync.compress import accumulate, default_decay, retain
-from hilosync.errors import BudgetTooSmall, ConfigurationError
-from hilosync.protocol.run import Run, replay
+from hilosync.errors import BudgetTooSmall, ConfigurationError, Fenced, MalformedPayload, TornState
+from hilosync.optim import PolicyState
+from hilosync.protocol.run import Position, Run, replay
 from hilosync.wire import Record, encode_record, record_hash
 
 __all__ = ["LearnerMachine", "Proposal"]
@@ -53,6 +55,8 @@ class LearnerMachine:
         digest: the digest of the newest proposal.
         pending: the proposal that has not been accepted yet, or None.
         residual: E, flat fp32, shape (plan.size,); all zero without error feedback.
+        encoder: the compressor's state, after the newest proposal.
+        failure: what stopped this learner for good (`Fenced`, `TornState`), or None.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class LearnerMachine:
         self.state, self.digest = run.initial_state(initial)
         self.version = 0
         self.pending: Proposal | None = None
+        self.failure: Fenced | TornState | None = None
         self.decay = default_decay(run.optimizer.name) if decay is None else decay
         self.clip = clip
         self.residual_cap = residual_cap
@@ -100,8 +105,8 @@ class LearnerMachine:
         # G' gets a buffer of its own, swapped for E's when a step has succeeded: E + G − G is not E in
         # floating point, so a failed step could not be undone in one buffer.
         self._corrected = torch.zeros(run.plan.size)
-        self._encoder = run.compressor.init(run.plan)
-        self._previous = run.origin
+        self.encoder: Any = run.compressor.init(run.plan)
+        self._accepted = Position(0, self.digest, run.origin, 0)
         self._payload_budget = run.record_limit - run.overhead
         smallest = run.compressor.smallest_payload(run.plan)
         if self._payload_budget < smallest:
@@ -111,6 +116,26 @@ class LearnerMachine:
                 f"{smallest}: set a budget of {smallest + run.overhead} bytes or more "
                 f"({100 * (smallest + run.overhead) / run.plan.adapter_bytes:.2f}% of this adapter)"
             )
+
+    @property
+    def position(self) -> Position:
+        """Where in the log `state` stands once the pending proposal, if there is one, has been accepted."""
+        if self.pending is None:
+            return self._accepted
+        return Position(self.pending.version, self.digest, record_hash(self.pending.data), self.epoch)
+
+    def rebase(self, state: PolicyState, position: Position, residual: torch.Tensor, encoder: Any) -> None:
+        """Goes on from a version that is in the log, in the place of the learner that wrote it.
+
+        Args:
+            state: parameters and slots at `position`; the machine's own from here on.
+            position: where in the log they stand.
+            residual: E, flat fp32, shape (plan.size,); the machine's own from here on.
+            encoder: the compressor's state.
+        """
+        self.state, self.digest, self.version = state, position.digest, position.version
+        self.residual, self.encoder = residual, encoder
+        self._accepted = position
 
     def propose(self, gradient: torch.Tensor, learning_rates: tuple[float, ...] | None = None) -> Proposal:
         """Compresses a gradient and replays the result; the machine is then at the new version's state.
@@ -125,7 +150,10 @@ class LearnerMachine:
         Raises:
             NonFinite: G or G + E holds NaN, Inf or a value beyond 2^120; the message names the tensor.
             ConfigurationError: the learning rates are not such rates.
+            Fenced, TornState: this learner has been stopped before; resume the run from the log.
         """
+        if self.failure is not None:
+            raise self.failure
         if self.pending is not None:
             raise ConfigurationError(
                 f"version {self.pending.version} is proposed and not accepted: append its bytes and accept it first"
@@ -134,18 +162,43 @@ class LearnerMachine:
         scalars = _scalars(run, version, learning_rates)
         corrected = self._corrected
         energies = accumulate(run.plan, gradient, self.residual, self.clip, out=corrected)
-        payload, encoder = run.compressor.encode(run.plan, self._encoder, corrected, self._payload_budget)
+        payload, encoder = run.compressor.encode(run.plan, self.encoder, corrected, self._payload_budget)
         if len(payload) > self._payload_budget:
             raise BudgetTooSmall(
                 f"{run.compressor.name} made a payload of {len(payload)} bytes for a budget of {self._payload_budget}: "
                 "the compressor is at fault, nothing was published"
             )
+        try:
+            self.pending = self._seal(version, payload, scalars, energies, encoder)
+        except MalformedPayload:
+            raise  # decoding comes before the first change
+        except BaseException as error:
+            self.failure = TornState(
+                f"version {version} was being made when it was interrupted ({type(error).__name__}: {error}): "
+                f"parameters and slots are those of no version, and nothing was published; resume the run, whose "
+                f"newest version is {self.version}"
+            )
+            raise
+        return self.pending
+
+    def accept(self, version: int) -> None:
+        """The log holds the pending record; the machine may go on to the next version."""
+        if self.pending is None or self.pending.version != version:
+            pending = "none" if self.pending is None else str(self.pending.version)
+            raise ConfigurationError(f"version {version} is not the pending proposal ({pending})")
+        self._accepted = self.position
+        self.version = version
+        self.pending = None
+
+    def _seal(self, version: int, payload: bytes, scalars: np.ndarray, energies: np.ndarray, encoder: Any) -> Proposal:
+        """Replays the payload and seals the record; G' lies in the spare buffer, and E takes its place."""
+        run, corrected = self.run, self._corrected
         done = replay(run, self.state, self.digest, version, payload, scalars)
         record = Record(
             run=run.genesis.run_id,
             epoch=self.epoch,
             version=version,
-            previous=self._previous,
+            previous=self._accepted.previous,
             plan=run.plan.fingerprint,
             configuration=run.configuration,
             scalars=scalars,
@@ -156,24 +209,14 @@ class LearnerMachine:
         cap = None if self.residual_cap is None else self.residual_cap * float(energies.sum()) ** 0.5
         left = retain(run.plan, corrected, done.gradient, self.decay, cap)
         self.residual, self._corrected = corrected, self.residual
-        self._encoder = encoder
+        self.encoder = encoder
         self.digest = done.digest
-        self.pending = Proposal(
+        return Proposal(
             version=version,
             data=encode_record(record),
             gradient_energies=energies,
             residual_energies=left,
         )
-        return self.pending
-
-    def accept(self, version: int) -> None:
-        """The log holds the pending record; the machine may go on to the next version."""
-        if self.pending is None or self.pending.version != version:
-            pending = "none" if self.pending is None else str(self.pending.version)
-            raise ConfigurationError(f"version {version} is not the pending proposal ({pending})")
-        self._previous = record_hash(self.pending.data)
-        self.version = version
-        self.pending = None
 
 
 def _scalars(run: Run, version: int, learning_rates: tuple[float, ...] | None) -> np.ndarray:
