@@ -10,15 +10,16 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore, MemoryStore
+from obstore.store import LocalStore, MemoryStore, ObjectStore
 
 from hilosync.errors import ConfigurationError, LogNotFound, LogUnavailable
+from hilosync.log.polling import Polling
 
 __all__ = ["FileObjects", "Objects", "file_objects", "file_root", "memory_objects"]
 
@@ -43,13 +44,13 @@ _ADVICE = {
 class Objects:
     """Objects of an `obstore` store whose writes are durable by themselves, or need not be.
 
-    Args:
+    Attributes:
         store: any store with create-only writes.
         url: the log's address, for messages.
     """
 
-    def __init__(self, store: MemoryStore | LocalStore, url: str):
-        self._store = store
+    def __init__(self, store: ObjectStore, url: str):
+        self.store = store
         self.url = url
 
     def get(self, path: str) -> bytes | None:
@@ -58,9 +59,9 @@ class Objects:
         Raises:
             LogUnavailable: the storage did not answer, or the object is absurdly large.
         """
-        with _explained(self.url, f"read {path}"):
+        with self._explained(f"read {path}"):
             try:
-                answer = obstore.get(self._store, path)
+                answer = obstore.get(self.store, path)
                 size = answer.meta["size"]
                 if size > _LARGEST_OBJECT:
                     raise LogUnavailable(
@@ -73,9 +74,9 @@ class Objects:
 
     def exists(self, path: str) -> bool:
         """Whether there is such an object."""
-        with _explained(self.url, f"look for {path}"):
+        with self._explained(f"look for {path}"):
             try:
-                obstore.head(self._store, path)
+                obstore.head(self.store, path)
                 return True
             except FileNotFoundError:
                 return False
@@ -91,9 +92,9 @@ class Objects:
         Raises:
             LogUnavailable: the storage refused or did not answer.
         """
-        with _explained(self.url, f"write {path}"):
+        with self._explained(f"write {path}"):
             try:
-                obstore.put(self._store, path, content, mode="create")
+                obstore.put(self.store, path, content, mode="create")
                 return True
             except AlreadyExistsError:
                 return False
@@ -104,20 +105,31 @@ class Objects:
         Raises:
             LogUnavailable: the storage refused or did not answer.
         """
-        with _explained(self.url, f"write {path}"):
-            obstore.put(self._store, path, content)
+        with self._explained(f"write {path}"):
+            obstore.put(self.store, path, content)
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects in a folder, in no particular order."""
-        with _explained(self.url, f"list {folder}"):
+        with self._explained(f"list {folder}"):
             return [
-                entry["path"].removeprefix(f"{folder}/") for page in obstore.list(self._store, folder) for entry in page
+                entry["path"].removeprefix(f"{folder}/") for page in obstore.list(self.store, folder) for entry in page
             ]
 
     def remove(self, path: str) -> None:
         """Removes the object, if there is one."""
-        with _explained(self.url, f"remove {path}"), suppress(FileNotFoundError):
-            obstore.delete(self._store, path)
+        with self._explained(f"remove {path}"), suppress(FileNotFoundError):
+            obstore.delete(self.store, path)
+
+    def wait_for(self, path: str, polling: Polling, wait: float) -> bytes | None:
+        """The object's bytes as soon as it exists, or None after `wait` seconds."""
+        return polling.until(lambda: self.get(path), wait)
+
+    def _explained(self, doing: str) -> AbstractContextManager[None]:
+        return _explained(self.url, doing, self._reason)
+
+    def _reason(self, error: BaseException) -> str:
+        """Why the storage refused, in one line, and what helps."""
+        return _reason_of_system(error)
 
 
 class FileObjects(Objects):
@@ -145,7 +157,7 @@ class FileObjects(Objects):
         """See `Objects.create`."""
         if not durable:
             return super().create(path, content)
-        with _explained(self.url, f"write {path}"):
+        with self._explained(f"write {path}"):
             try:
                 self._write_aside(path, content, overwrite=False)
                 created = True
@@ -159,7 +171,7 @@ class FileObjects(Objects):
         """See `Objects.replace`."""
         if not durable:
             return super().replace(path, content)
-        with _explained(self.url, f"write {path}"):
+        with self._explained(f"write {path}"):
             self._write_aside(path, content, overwrite=True)
             _sync((self._root / path).parent)
         return None
@@ -175,9 +187,9 @@ class FileObjects(Objects):
         """Writes and syncs the bytes under a name of their own, then gives them the name `path`."""
         staged = f"staging/{os.getpid()}-{secrets.token_hex(8)}"
         try:
-            obstore.put(self._store, staged, content)
+            obstore.put(self.store, staged, content)
             _sync(self._root / staged)
-            obstore.rename(self._store, staged, path, overwrite=overwrite)
+            obstore.rename(self.store, staged, path, overwrite=overwrite)
         except BaseException:
             with suppress(OSError):
                 (self._root / staged).unlink(missing_ok=True)
@@ -223,7 +235,7 @@ def file_objects(path: str, create: bool) -> Objects:
     """
     url = f"file:{path}"
     root = file_root(path)
-    with _explained(url, "open it"):
+    with _explained(url, "open it", _reason_of_system):
         if not create and not root.exists():
             raise LogNotFound(f"no run at {url}: there is no {root}; start its learner, or check the address")
         if root.exists() and not root.is_dir():
@@ -237,12 +249,12 @@ def file_objects(path: str, create: bool) -> Objects:
 
 
 @contextmanager
-def _explained(url: str, doing: str) -> Iterator[None]:
+def _explained(url: str, doing: str, reason: Callable[[BaseException], str]) -> Iterator[None]:
     """Turns the storage's errors into one line that says what could not be done, why and what helps."""
     try:
         yield
     except (BaseError, OSError) as error:
-        raise LogUnavailable(f"{url}: cannot {doing}: {_reason(error)}") from error
+        raise LogUnavailable(f"{url}: cannot {doing}: {reason(error)}") from error
 
 
 def _sync(path: Path) -> None:
@@ -253,7 +265,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: BaseException) -> str:
+def _reason_of_system(error: BaseException) -> str:
     """Why the system refused, in one line, and what helps. obstore gives the number in its text only."""
     text = str(error)
     found = re.search(r"\(os error (\d+)\)", text)

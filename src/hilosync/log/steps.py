@@ -66,7 +66,7 @@ class ObjectStepLog:
                 f"{self._objects.url}: version {version} has been removed: expected {oldest} or newer; "
                 "start from a snapshot"
             )
-        return self._polling.until(lambda: self._objects.get(name), wait)
+        return self._objects.wait_for(name, self._polling, wait)
 
     def head(self, at_least: int = 0) -> int:
         """See `StepLog.head`. It gallops to the first missing version and bisects back."""
