@@ -21,6 +21,7 @@ from hilosync.optim import Optimizer
 from hilosync.optim.schedules import Schedule
 from hilosync.plan import AdapterPlan, bind
 from hilosync.protocol import LearnerMachine, Proposal, Run
+from hilosync.runtime.anchors import SnapshotReport, SnapshotWriter
 from hilosync.wire import Genesis, PlanLayout, Setup, TensorLayout, encode_genesis
 
 __all__ = ["Learner", "StepReport"]
@@ -38,6 +39,7 @@ class StepReport:
         residual_ratio: ‖E‖ ⁄ ‖G‖ of the error feedback.
         gradient_energies: ‖G‖² of each block before clipping, fp64, shape (blocks,).
         residual_energies: ‖E‖² of each block after the step, fp64, shape (blocks,).
+        snapshots: what became of the snapshots that were finished, or failed, since the step before.
     """
 
     version: int
@@ -47,6 +49,7 @@ class StepReport:
     residual_ratio: float
     gradient_energies: np.ndarray = field(repr=False)
     residual_energies: np.ndarray = field(repr=False)
+    snapshots: tuple[SnapshotReport, ...] = ()
 
 
 class Learner:
@@ -77,6 +80,8 @@ class Learner:
         base_model: str | None = None,
         task: dict[str, Any] | None = None,
         on_gradient: Callable[[int, torch.Tensor], None] | None = None,
+        anchor_interval: int | None = None,
+        keep_recent: int | None = 2,
     ):
         """Begins a run: writes its genesis and gives the model the policy of version 0.
 
@@ -98,8 +103,12 @@ class Learner:
             base_model: path or hub id of the base model, for workers that join.
             task: what workers need to generate, as JSON values.
             on_gradient: called with (version, G) before every step; G must not be changed or kept.
+            anchor_interval: versions between two snapshots, from which others may start; None to write none.
+            keep_recent: snapshots that stay, with the records after the oldest of them; older ones are removed
+                as far as no live worker needs them. None keeps the whole run.
 
         Raises:
+            ConfigurationError: `anchor_interval` or `keep_recent` is below 1.
             PlanError: the adapter has parts that cannot be synchronized or served.
             BudgetTooSmall: no payload of the compressor fits the budget.
             RunMismatch: the log holds a run already.
@@ -140,6 +149,9 @@ class Learner:
             decay=feedback_decay,
             clip=max_grad_norm,
             residual_cap=residual_cap,
+        )
+        self._snapshots = (
+            None if anchor_interval is None else SnapshotWriter(self.log, self.run, anchor_interval, keep_recent)
         )
         self.log.steps.append(0, genesis)
         self._schedule = schedule
@@ -230,6 +242,8 @@ class Learner:
         publish_seconds = time.perf_counter() - start
         self._machine.accept(proposal.version)
         self._binding.serve(self._machine.state.params)
+        if self._snapshots is not None:
+            self._snapshots.offer(self._machine.state, proposal.version)
         return StepReport(
             version=proposal.version,
             record_bytes=len(proposal.data),
@@ -238,4 +252,16 @@ class Learner:
             residual_ratio=proposal.residual_ratio,
             gradient_energies=proposal.gradient_energies,
             residual_energies=proposal.residual_energies,
+            snapshots=() if self._snapshots is None else tuple(self._snapshots.take_reports()),
         )
+
+    def close(self, wait: float = 60.0) -> list[SnapshotReport]:
+        """Ends the learner's work: waits at most `wait` seconds for the snapshot that is being written.
+
+        Returns:
+            What became of the snapshots that no step has reported.
+        """
+        if self._snapshots is None:
+            return []
+        self._snapshots.close(wait)
+        return self._snapshots.take_reports()
