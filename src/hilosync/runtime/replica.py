@@ -1,23 +1,45 @@
-"""`Replica`: a process's copy of the policy, kept current from the log."""
+"""`Replica`: a process's copy of the policy, kept current from the log, and healed when it breaks."""
 
 from __future__ import annotations
 
-import statistics
+import logging
 import time
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hilosync.arithmetic.guards import check_arithmetic
-from hilosync.errors import LogNotFound, PeerSilent, WireError
+from hilosync.errors import (
+    Diverged,
+    LogNotFound,
+    MalformedRecord,
+    PeerSilent,
+    Truncated,
+    WireError,
+)
 from hilosync.log import Log, open_log
 from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
 from hilosync.protocol import ReplicaMachine, Run
+from hilosync.runtime.checkpoint import Checkpoint, Checkpoints
+from hilosync.runtime.disk import Disk, FileDisk
 from hilosync.runtime.initial import stored_parameters
+from hilosync.runtime.points import reach
+from hilosync.runtime.recovery import Recoverer, Recovery, contradiction, restart
 
 __all__ = ["Replica"]
+
+_AT_SIGHT = 8
+"""Records that are applied without asking how many follow; they measure the rates to choose by."""
+
+_READS = 3
+"""Times that a damaged record is read before the damage counts as the log's."""
+
+_CHECKPOINT_STRIDE = 256
+"""Records of a long replay after which it has become worth a checkpoint."""
+
+_logger = logging.getLogger("hilosync")
 
 
 class Replica:
@@ -31,27 +53,57 @@ class Replica:
         log: the run's stores.
         run: what the genesis fixes.
         checks: digests compared so far, one per record applied.
+        mismatches: digests that differed.
+        recoveries: what was chosen each time that this replica was new, behind or broken.
+        recoverer: chooses; its `on_reading` tells others which snapshot is being read.
     """
 
-    def __init__(self, log: Log, run: Run, machine: ReplicaMachine):
+    def __init__(
+        self,
+        log: Log,
+        run: Run,
+        machine: ReplicaMachine,
+        disk: Disk | None = None,
+        checkpoint_interval: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         self.log = log
         self.run = run
         self.checks = 0
+        self.mismatches = 0
+        self.recoveries: list[Recovery] = []
+        self.recoverer = Recoverer(log, run, clock, disk)
         self._machine = machine
-        self._apply_seconds: deque[float] = deque(maxlen=1000)
+        self._checkpoints = None if disk is None else Checkpoints(disk, "replica", run, checkpoint_interval)
+        self._clock = clock
+        self._began = False
+        self._healed: set[int] = set()
         self._binding: tuple[Any, AdapterBinding] | None = None
 
     @classmethod
-    def join(cls, log: str | Log, wait: float = 0.0) -> Replica:
-        """Joins a run at version 0; `advance` does the rest.
+    def join(
+        cls,
+        log: str | Log,
+        wait: float = 0.0,
+        *,
+        checkpoint: str | Path | Disk | None = None,
+        checkpoint_interval: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Replica:
+        """Joins a run at its own checkpoint, or at version 0; `advance` does the rest.
 
         Args:
             log: where the run is, such as ``file:runs/demo``.
             wait: seconds to wait for the run to begin.
+            checkpoint: folder that belongs to this replica alone, in which it keeps its state; None for none.
+            checkpoint_interval: versions between checkpoints; None for every one of a small adapter.
+            clock: monotonic, in seconds; measures the rates by which recovery is chosen.
 
         Raises:
             LogNotFound: there is no run at this address within `wait` seconds.
-            RunMismatch: the run replays on machines like its learner's only, and this is not one.
+            RunMismatch: the run replays on machines like its learner's only, and this is not one; or the
+                checkpoint is another run's.
+            DiskUnavailable: the checkpoint cannot be read.
             UnsafeArithmetic: this process does not round as IEEE 754 asks.
         """
         check_arithmetic()
@@ -62,7 +114,11 @@ class Replica:
                 f"no run has begun at {opened.url} within {wait:.0f} s: start its learner, or check the address"
             )
         run = Run.of(genesis)
-        return cls(opened, run, ReplicaMachine(run, stored_parameters(opened, run)))
+        disk = FileDisk(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+        machine = ReplicaMachine(run, stored_parameters(opened, run))
+        replica = cls(opened, run, machine, disk, checkpoint_interval, clock)
+        replica._restore()
+        return replica
 
     @property
     def plan(self) -> AdapterPlan:
@@ -82,7 +138,7 @@ class Replica:
     @property
     def apply_seconds(self) -> float:
         """Median seconds to verify, decode and replay a record; 0 before the first."""
-        return statistics.median(self._apply_seconds) if self._apply_seconds else 0.0
+        return self.recoverer.measurements.apply_seconds
 
     @property
     def params(self) -> torch.Tensor:
@@ -96,31 +152,69 @@ class Replica:
     def advance(self, to: int | None = None, wait: float = 0.0) -> int:
         """Applies records up to version `to`, or to the newest there is, and returns the version held.
 
+        A replica that is far behind, or whose next record has been removed, goes on from a snapshot where
+        that is the cheaper way, or the only one.
+
         Args:
             to: the version to reach; None for whatever is there now.
             wait: seconds to wait for the next record when it is not there yet.
 
         Raises:
             PeerSilent: version `to` did not appear in time; what was there has been applied.
-            Diverged: a record gave other bits than the learner's; this replica must not serve.
+            Diverged: a record gave other bits than the learner's; this replica must not serve until `heal`.
+            TornState: an earlier call was interrupted in the middle of a step; `heal` helps.
+            Truncated: the next record has been removed, and no snapshot can be used.
             WireError: a record is damaged or does not follow; the version before it still holds.
         """
+        applied = 0
         while to is None or self.version < to:
-            data = self.log.steps.read(self.version + 1, wait=wait)
+            data = self._read_next(to, wait)
             if data is None:
-                if to is not None:
-                    raise PeerSilent(f"version {to} did not appear within {wait:.0f} s; the newest is {self.version}")
                 break
-            start = time.perf_counter()
-            self.checks += 1
-            try:
-                self._machine.receive(data)
-            except WireError as error:
-                raise type(error)(f"record {self.version + 1} of {self.log.url}: {error}") from error
-            self._apply_seconds.append(time.perf_counter() - start)
+            self._apply(data)
+            applied += 1
+            if applied == _AT_SIGHT:
+                self._consider(to)
+            elif applied % _CHECKPOINT_STRIDE == 0:
+                self._save()
             if to is None:
                 wait = 0.0
+        self._began = True
+        self._save()
+        if to is not None and self.version < to:
+            raise PeerSilent(f"version {to} did not appear within {wait:.0f} s; the newest is {self.version}")
         return self.version
+
+    def heal(self) -> Recovery | None:
+        """After `Diverged` or `TornState`: re-bases, replays the version that failed, and may then serve again.
+
+        Returns:
+            What was chosen, or None if nothing was wrong.
+
+        Raises:
+            Diverged: the version gave other bits once more, so the fault is not an accident: this machine or
+                the log is broken, and the replica must not serve.
+            Truncated: there is neither a snapshot nor the records to start from.
+        """
+        failure = self._machine.failure
+        if failure is None:
+            return None
+        held, failed = self.version, self.version + 1
+        if isinstance(failure, Diverged):
+            if failed in self._healed:
+                raise failure
+            self._healed.add(failed)
+            if self._checkpoints is not None:
+                self._checkpoints.discard("it may hold the bits that diverged")
+        _logger.warning("this replica serves nothing until it has started again below version %d: %s", failed, failure)
+        restart(self.log, self.run, self._machine)
+        self._restore()
+        cause = "diverged" if isinstance(failure, Diverged) else "torn"
+        recovery = self.recoverer.recover(self._machine, cause, failed, replayable=self._may_replay(), newest_base=held)
+        self.recoveries.append(recovery)
+        self.advance(to=failed)
+        _logger.warning("version %d has been verified again: this replica may serve", failed)
+        return recovery
 
     def load_into(self, model: Any) -> None:
         """Gives a PEFT model the version held, as bf16 copies; the replica's own tensors stay apart.
@@ -158,3 +252,76 @@ class Replica:
         if self._machine.failure is not None:
             raise self._machine.failure
         return self._machine.state
+
+    def _read_next(self, to: int | None, wait: float) -> bytes | None:
+        """The next record, or None if it does not appear in time; from a snapshot on, where it was removed."""
+        while True:
+            version, started = self.version + 1, self._clock()
+            try:
+                data = self.log.steps.read(version)
+            except Truncated:
+                self._recover("truncated", to, replayable=False)
+                if to is not None and self.version >= to:
+                    return None
+                continue
+            if data is not None:
+                self.recoverer.measurements.record_read(self._clock() - started)
+                return data
+            return self.log.steps.read(version, wait=wait) if wait > 0 else None
+
+    def _apply(self, data: bytes) -> None:
+        version, started = self.version + 1, self._clock()
+        reach("before apply")
+        for reads in range(1, _READS + 1):
+            try:
+                self._machine.receive(data)
+                break
+            except MalformedRecord as error:
+                # It may have been damaged on its way, so it is asked for again.
+                again = self.log.steps.read(version) if reads < _READS else None
+                if again is None:
+                    raise MalformedRecord(f"record {version} of {self.log.url}: {error}") from error
+                data, started = again, self._clock()
+            except WireError as error:
+                raise type(error)(f"record {version} of {self.log.url}: {error}") from error
+            except Diverged:
+                self.checks += 1
+                self.mismatches += 1
+                raise
+        self.checks += 1
+        self.recoverer.measurements.record_applied(self._clock() - started)
+        reach("after apply")
+
+    def _consider(self, to: int | None) -> None:
+        """Some records have been applied: is it worth to leap over those that follow?"""
+        head = self.log.steps.head(at_least=self.version)
+        if (head if to is None else min(to, head)) - self.version >= _AT_SIGHT:
+            self._recover("gap" if self._began else "start", to, replayable=True)
+
+    def _recover(self, cause: str, to: int | None, replayable: bool) -> None:
+        head = self.log.steps.head(at_least=self.version)
+        target = head if to is None else min(to, head)
+        self.recoveries.append(self.recoverer.recover(self._machine, cause, target, replayable=replayable))
+
+    def _may_replay(self) -> bool:
+        try:
+            self.log.steps.read(self.version + 1)
+        except Truncated:
+            return False
+        return True
+
+    def _restore(self) -> None:
+        """Goes on from the checkpoint, if there is one that the log does not contradict."""
+        checkpoint = None if self._checkpoints is None else self._checkpoints.load()
+        if checkpoint is None or self._checkpoints is None:
+            return
+        why = contradiction(self.log, self.run, checkpoint.position)
+        if why is not None:
+            self._checkpoints.discard(why)
+            return
+        self._machine.rebase(checkpoint.state, checkpoint.position)
+        _logger.info("went on from the checkpoint of version %d", self.version)
+
+    def _save(self) -> None:
+        if self._checkpoints is not None and self._checkpoints.due(self.version):
+            self._checkpoints.save(Checkpoint(self._machine.state, self._machine.position))

@@ -1,0 +1,176 @@
+"""Brings a replica's machine to a version by the cheaper way, and reports what was chosen and why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hilosync.errors import HiLoError, LogUnavailable, MalformedRecord, Truncated
+from hilosync.log import Log
+from hilosync.protocol import Choice, Measurements, Position, ReplicaMachine, Run, choose
+from hilosync.runtime.disk import Disk
+from hilosync.runtime.initial import stored_parameters
+from hilosync.runtime.snapshots import SnapshotLoader, read_manifest
+from hilosync.wire import record_hash
+
+__all__ = ["Recoverer", "Recovery", "contradiction", "restart"]
+
+_logger = logging.getLogger("hilosync")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What was chosen when a replica was behind, new or broken.
+
+    Attributes:
+        cause: ``start``, ``gap``, ``truncated``, ``diverged`` or ``torn``.
+        held: the version held before.
+        choice: the way taken, with the estimates of both.
+        seconds: time until `choice.base` was held; replaying what follows comes on top.
+        fetched_bytes: of the snapshots that were read.
+        refused: snapshots that could not be used, with the reasons.
+    """
+
+    cause: str
+    held: int
+    choice: Choice
+    seconds: float
+    fetched_bytes: int
+    refused: tuple[str, ...]
+
+
+class Recoverer:
+    """Chooses and fetches; keeps the measurements that it chooses by.
+
+    Attributes:
+        measurements: of reading and applying records, and of reading chunks.
+        on_reading: called with the version of a snapshot that is about to be read, and with 0 when that is
+            over, so that others keep it and the records that it needs.
+    """
+
+    def __init__(self, log: Log, run: Run, clock: Callable[[], float], cache: Disk | None = None):
+        """Prepares; `clock` is monotonic, in seconds, and `cache` keeps the chunks of an unfinished load."""
+        self.measurements = Measurements()
+        self.on_reading: Callable[[int], None] | None = None
+        self._log = log
+        self._run = run
+        self._clock = clock
+        self._cache = cache
+
+    def recover(
+        self, machine: ReplicaMachine, cause: str, target: int, *, replayable: bool, newest_base: int | None = None
+    ) -> Recovery:
+        """Chooses how `machine` comes to `target`, and takes it to the version that replaying starts from.
+
+        A snapshot that is damaged, incomplete or contradicts the log is passed over for the next older one.
+
+        Args:
+            machine: stands at the version that a replay would start from.
+            cause: for the report.
+            target: the version to reach.
+            replayable: whether the record after the machine's version is still there.
+            newest_base: newest version of a snapshot that may be used; None for `target`.
+
+        Raises:
+            Truncated: there is no way; says why each snapshot was refused.
+            LogUnavailable: the storage did not answer.
+        """
+        started, held = self._clock(), machine.version
+        newest_base = target if newest_base is None else newest_base
+        usable = [v for v in self._log.snapshots.versions() if held < v <= newest_base]
+        refused: list[str] = []
+        fetched_bytes = 0
+        if usable and replayable and not self.measurements.knows_bandwidth:
+            fetched_bytes += self._measure_bandwidth(usable[-1])
+        while True:
+            try:
+                choice = choose(
+                    held,
+                    target,
+                    replayable=replayable,
+                    snapshots=usable,
+                    state_bytes=4 * self._run.plan.size * (1 + len(self._run.optimizer.slots)),
+                    rates=self.measurements.rates,
+                )
+            except Truncated as error:
+                raise Truncated(f"{self._log.url}: {error}{''.join(f'; {why}' for why in refused)}") from None
+            if choice.kind == "replay":
+                break
+            loader = SnapshotLoader(self._log, self._run, choice.base, self._cache)
+            try:
+                state, position = self._load(loader, choice.base)
+            except LogUnavailable:
+                raise
+            except HiLoError as error:
+                _logger.warning("snapshot %d cannot be used: %s", choice.base, error)
+                refused.append(f"snapshot {choice.base} cannot be used: {error}")
+                usable = [version for version in usable if version < choice.base]
+                continue
+            finally:
+                fetched_bytes += loader.fetched_bytes
+            machine.rebase(state, position)
+            break
+        recovery = Recovery(cause, held, choice, self._clock() - started, fetched_bytes, tuple(refused))
+        _logger.info("%s at version %d: %s", cause, held, choice.why)
+        return recovery
+
+    def _load(self, loader: SnapshotLoader, version: int):
+        if self.on_reading is not None:
+            self.on_reading(version)
+        started = self._clock()
+        try:
+            loaded = loader.load()
+        finally:
+            if self.on_reading is not None:
+                self.on_reading(0)
+        if loader.fetched_bytes:
+            self.measurements.chunk_read(loader.fetched_bytes, self._clock() - started)
+        return loaded
+
+    def _measure_bandwidth(self, version: int) -> int:
+        """Reads the first chunk of a snapshot; returns its bytes, 0 if there is none to be read."""
+        try:
+            key = read_manifest(self._log, self._run, version).chunks[0]
+            started = self._clock()
+            size = len(self._log.blobs.get(key))
+        except LogUnavailable:
+            raise
+        except HiLoError:
+            return 0  # whoever loads this snapshot will say what is wrong with it
+        self.measurements.chunk_read(size, self._clock() - started)
+        return size
+
+
+def restart(log: Log, run: Run, machine: ReplicaMachine) -> None:
+    """Puts a machine back to version 0, whatever it held.
+
+    Raises:
+        LogNotFound, MalformedRecord: the stored adapter that the run starts from is gone or damaged.
+    """
+    state, digest = run.initial_state(stored_parameters(log, run))
+    machine.rebase(state, Position(0, digest, run.origin, 0))
+
+
+def contradiction(log: Log, run: Run, position: Position) -> str | None:
+    """Why the log says that there is no such position, or None if it does not say so.
+
+    A record that has been removed says nothing; the one after it will, by naming its predecessor.
+    """
+    version = position.version
+    try:
+        record = log.steps.read(version)
+    except Truncated:
+        return None
+    if record is None:
+        return f"it holds version {version}, and {log.url} ends at version {log.steps.head()}"
+    try:
+        found = record_hash(record)
+    except MalformedRecord as error:
+        return f"record {version} of {log.url} is damaged ({error})"
+    if found != position.previous:
+        return (
+            f"it follows a record {version} with hash {position.previous.hex()[:16]}…, and {log.url} holds one with "
+            f"{found.hex()[:16]}…"
+        )
+    return None
