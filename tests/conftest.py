@@ -80,9 +80,13 @@ def _missing_net():
 
 
 def _missing_nats():
-    if shutil.which("nats-server") or os.environ.get("HILO_NATS_SERVER"):
-        return ""
-    return "no `nats-server` on the path and HILO_NATS_SERVER is not set"
+    from hilosync.cli.services import find_nats_server
+
+    if importlib.util.find_spec("nats") is None:
+        return "nats-py is not installed"
+    if find_nats_server() is None:
+        return "there is no `nats-server` on the path or in HILO_NATS_SERVER"
+    return ""
 
 
 def _missing_vllm():

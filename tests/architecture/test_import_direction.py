@@ -55,7 +55,7 @@ MUST_NOT_USE: dict[str, set[str]] = {"wire": {"torch"}, "log": {"torch", "numpy"
 EXEMPT = {("wire/tensors.py", "torch")}
 """The one module that turns wire sections into tensors and back."""
 
-LAZY = {"constriction", "cryptography", "matplotlib", "peft", "reasoning_gym", "transformers"}
+LAZY = {"constriction", "cryptography", "matplotlib", "nats", "nkeys", "peft", "reasoning_gym", "transformers"}
 """Heavy or optional libraries, imported inside the functions that use them."""
 
 

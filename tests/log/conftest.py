@@ -5,26 +5,43 @@ A new implementation joins the conformance suite by one entry of `IMPLEMENTATION
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
+from nats_server import NatsServer
 from persistent import Persistent
 
 from hilosync.log import Faults, Log, open_log
 
-IMPLEMENTATIONS: dict[str, Callable[[str, Any], str]] = {
-    "memory": lambda name, folder: f"memory:{name}",
-    "file": lambda name, folder: f"file:{folder}/runs/log",
+IMPLEMENTATIONS: dict[str, Callable[[pytest.FixtureRequest, Path], str]] = {
+    "memory": lambda request, folder: f"memory:{request.node.nodeid}",
+    "file": lambda request, folder: f"file:{folder}/runs/log",
+    "nats": lambda request, folder: request.getfixturevalue("nats_server").url(),
 }
+MARKS = {"nats": [pytest.mark.nats]}
 
 
-@pytest.fixture(params=[(name, faulty) for faulty in (False, True) for name in IMPLEMENTATIONS], ids=str)
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory) -> Iterator[NatsServer]:
+    """One server for all tests that do not kill it."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((name, faulty), marks=MARKS.get(name, []), id=f"{name}{' with faults' if faulty else ''}")
+        for faulty in (False, True)
+        for name in IMPLEMENTATIONS
+    ]
+)
 def opens(request, tmp_path) -> Callable[[], Log]:
     """Opens one new, empty log; each call is a view of its own, as another process would have."""
     name, faulty = request.param
-    url = IMPLEMENTATIONS[name](request.node.nodeid, tmp_path)
+    url = IMPLEMENTATIONS[name](request, tmp_path)
     seeds = iter(range(request.config.getoption("seed"), 1 << 62))
 
     def opener() -> Log:

@@ -1,4 +1,4 @@
-"""From an address to a log: `file:runs/demo`, `memory:demo`, or a bare path such as `runs/demo`."""
+"""From an address to a log: `file:runs/demo`, `memory:demo`, `nats://host:port/demo`, or a bare path."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hilosync.errors import ConfigurationError, LogNotFound, MalformedRecord, Un
 from hilosync.log.base import Log
 from hilosync.log.blobs import ObjectBlobStore
 from hilosync.log.mailbox import ObjectMailbox
+from hilosync.log.nats import open_nats_log
 from hilosync.log.objects import Objects, file_objects, memory_objects
 from hilosync.log.polling import Polling
 from hilosync.log.snapshots import ObjectSnapshotIndex
@@ -32,6 +33,8 @@ def _object_log(objects: Objects, polling: Polling) -> Log:
 _OPENERS: dict[str, Callable[[str, bool], Log]] = {
     "file": lambda path, create: _object_log(file_objects(path, create), Polling()),
     "memory": lambda name, create: _object_log(memory_objects(name, create), Polling()),
+    "nats": lambda rest, create: open_nats_log("nats", rest, create),
+    "tls": lambda rest, create: open_nats_log("tls", rest, create),
 }
 
 

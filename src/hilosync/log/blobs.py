@@ -7,7 +7,7 @@ import re
 from blake3 import blake3
 
 from hilosync.errors import LogNotFound, MalformedRecord
-from hilosync.log.objects import Objects
+from hilosync.log.named import NamedObjects
 
 __all__ = ["ObjectBlobStore"]
 
@@ -17,7 +17,7 @@ _KEY = r"[0-9a-f]{64}"
 class ObjectBlobStore:
     """`BlobStore` on objects."""
 
-    def __init__(self, objects: Objects):
+    def __init__(self, objects: NamedObjects):
         self._objects = objects
 
     def put(self, content: bytes) -> str:

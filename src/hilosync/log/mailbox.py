@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from hilosync.errors import ConfigurationError
 from hilosync.log.base import Delivery, Order
-from hilosync.log.objects import Objects
+from hilosync.log.named import NamedObjects
 from hilosync.log.polling import Polling
 
 __all__ = ["ObjectMailbox"]
@@ -23,7 +23,7 @@ __all__ = ["ObjectMailbox"]
 class ObjectMailbox:
     """`Mailbox` on objects. It lists folders, which `forget` keeps short."""
 
-    def __init__(self, objects: Objects, polling: Polling):
+    def __init__(self, objects: NamedObjects, polling: Polling):
         self._objects = objects
         self._polling = polling
         self._collected: set[Order] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hilosync.errors import LogUnavailable
-from hilosync.log.objects import Objects
+from hilosync.log.named import NamedObjects
 
 __all__ = ["ObjectSnapshotIndex"]
 
@@ -16,7 +16,7 @@ _DIGITS = 20
 class ObjectSnapshotIndex:
     """`SnapshotIndex` on objects; only `versions` and `forget` list."""
 
-    def __init__(self, objects: Objects):
+    def __init__(self, objects: NamedObjects):
         self._objects = objects
 
     def publish(self, version: int, manifest: bytes) -> bool:
