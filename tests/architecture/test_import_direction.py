@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": FOUNDATION,
     "protocol": CORE - {"protocol"},
     "log": {"errors"},
+    "metrics": {"errors"},
     "runtime": RUN - {"runtime"},
     PACKAGE: RUN,  # `import hilosync as hilo`: what a training script needs, and nothing of the tasks
     "rl": RUN - {"log"},
@@ -39,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federated": RUN | {"rl"},
     "integrations": RUN | {"rl"},
     "bench": RUN | {"rl", "baselines", "sim", "federated", "integrations", PACKAGE},
-    "cli": RUN | {"rl", "baselines", "sim", "federated", "integrations", "bench", PACKAGE},
+    "cli": RUN | {"metrics", "rl", "baselines", "sim", "federated", "integrations", "bench", PACKAGE},
     "__main__": {"cli"},
 }
 
