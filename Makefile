@@ -1,4 +1,5 @@
 # make demo    a learner, two workers and one log: watch a model learn (extra arguments: make demo ARGS="--seed 7")
+#              make demo LOG=nats   the same over a NATS server that it starts
 # make test    all tests (extra arguments: make test ARGS="tests/wire -k golden")
 # make check   lint, format and types
 # make lock    remake requirements.lock from pyproject.toml; make lock UPGRADE=--upgrade takes newer releases
@@ -8,6 +9,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+LOG = file
 UPGRADE ?=
 
 BIN := .venv/bin
@@ -18,7 +20,7 @@ PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
 .PHONY: demo test check format lock clean
 
 demo: $(READY)
-	$(BIN)/hilo demo $(ARGS)
+	$(BIN)/hilo demo --log $(LOG) $(ARGS)
 
 test: $(READY)
 	$(BIN)/pytest $(ARGS)

@@ -80,7 +80,7 @@ def _missing_net():
 
 
 def _missing_nats():
-    from hilosync.cli.services import find_nats_server
+    from hilosync.bench.nats_server import find_nats_server
 
     if importlib.util.find_spec("nats") is None:
         return "nats-py is not installed"

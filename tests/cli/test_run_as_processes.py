@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from hilosync.cli.folder import check_replaceable
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMALL = ["--problems", "16", "--evaluate-every", "100"]
@@ -66,6 +68,17 @@ def test_a_demo_of_the_same_seed_has_the_same_bits(demo, tmp_path):
     _, summary = demo
     again = hilo("demo", "--out", tmp_path / "again", "--versions", 6, "--workers", 1, "--json", *SMALL)
     assert json.loads(again.stdout)["final_digest"] == summary["final_digest"]
+
+
+@pytest.mark.nats
+def test_a_demo_on_another_log_has_the_same_bits_and_can_be_repeated_there(demo, tmp_path):
+    _, summary = demo
+    arguments = ["demo", "--out", tmp_path / "run", "--versions", 6, "--json", "--log", "nats", *SMALL]
+    there = hilo(*arguments)
+    assert there.returncode == 0, there.stderr
+    assert json.loads(there.stdout)["final_digest"] == summary["final_digest"]
+    assert (tmp_path / "run" / "log.url").read_text().startswith("nats://127.0.0.1:")
+    check_replaceable(tmp_path / "run")
 
 
 def test_verify_passes_on_the_log_and_names_a_flipped_byte(demo):

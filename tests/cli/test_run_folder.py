@@ -53,6 +53,21 @@ def test_an_ended_run_is_removed_whole(run):
     clear(run)
 
 
+def test_a_run_whose_log_was_elsewhere_is_removed_and_what_only_looks_like_one_is_not(tmp_path):
+    for address in ("nats://127.0.0.1:1/demo", "file:elsewhere", "two words", "x" * 2000, ""):
+        folder = tmp_path / "run"
+        folder.mkdir(exist_ok=True)
+        for name in ("summary.json", "steps.jsonl", "worker-1.log"):
+            (folder / name).write_text("made by a demo")
+        (folder / "log.url").write_text(address)
+        if address.startswith("nats"):
+            clear(folder)
+            assert not folder.exists()
+        else:
+            with pytest.raises(ConfigurationError, match=r"is not a run of HiLo: its log\.url holds no address"):
+                clear(folder)
+
+
 def test_an_empty_folder_and_a_run_that_never_began_are_removed(tmp_path):
     (tmp_path / "empty").mkdir()
     clear(tmp_path / "empty")

@@ -31,6 +31,20 @@ def nats_server(tmp_path_factory) -> Iterator[NatsServer]:
     server.kill()
 
 
+@pytest.fixture
+def starts_nats(tmp_path_factory) -> Iterator[Callable[..., NatsServer]]:
+    """Starts servers of a test's own."""
+    servers = []
+
+    def start(*arguments, **options) -> NatsServer:
+        servers.append(NatsServer(tmp_path_factory.mktemp("nats"), *arguments, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
 @pytest.fixture(
     params=[
         pytest.param((name, faulty), marks=MARKS.get(name, []), id=f"{name}{' with faults' if faulty else ''}")

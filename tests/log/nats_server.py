@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-from hilosync.cli.services import find_nats_server, free_port, started_server
+from hilosync.bench.nats_server import find_nats_server, free_port, started_server
 
 CONFIGURATIONS = Path(__file__).parents[2] / "deploy" / "nats"
 

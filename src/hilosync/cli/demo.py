@@ -16,10 +16,11 @@ import msgspec
 from rich.console import Console
 
 from hilosync.cli.display import summary_table
-from hilosync.cli.folder import check_replaceable, clear
+from hilosync.cli.folder import LOG_ADDRESS, check_replaceable, clear
 from hilosync.cli.learn import check_options, conduct
 from hilosync.cli.options import RunOptions, run_options
 from hilosync.cli.picture import draw_learning
+from hilosync.cli.services import LOG_KINDS, log_for_demo
 from hilosync.cli.session import Summary
 from hilosync.errors import PeerSilent
 from hilosync.log import open_log
@@ -30,10 +31,18 @@ __all__ = ["command"]
 @click.command("demo")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 64), help="Worker processes to start.")
 @click.option("--out", default="runs/demo", show_default=True, type=click.Path(path_type=Path), help="Run folder.")
+@click.option(
+    "--log",
+    "kind",
+    default="file",
+    show_default=True,
+    type=click.Choice(LOG_KINDS),
+    help="What the log is on; a server is started for it and ends with the run.",
+)
 @click.option("--compare", is_flag=True, help="Run it twice, with HiLo and with whole adapters, and draw both.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 @run_options
-def command(options: RunOptions, workers: int, out: Path, compare: bool, as_json: bool) -> None:
+def command(options: RunOptions, workers: int, out: Path, kind: str, compare: bool, as_json: bool) -> None:
     """Watch a real on-policy run: a learner trains a rank-64 adapter on what its workers generate.
 
     The workers never receive the adapter, only one compressed gradient per version, and hold the
@@ -52,8 +61,11 @@ def command(options: RunOptions, workers: int, out: Path, compare: bool, as_json
     for sync, folder in folders.items():
         clear(folder)
         try:
-            with _workers(folder, workers, options):
-                log = open_log(f"file:{folder}", create=True)
+            folder.mkdir(parents=True)
+            with log_for_demo(kind, folder) as address, _workers(folder, address, workers, options):
+                if kind != "file":
+                    (folder / LOG_ADDRESS).write_text(address, "utf-8")
+                log = open_log(address, create=True)
                 summary = conduct(replace(options, sync=sync), log, folder / "steps.jsonl")
         except PeerSilent as error:
             raise PeerSilent(f"{error}; what the workers said is in {folder}/worker-*.log") from error
@@ -65,13 +77,13 @@ def command(options: RunOptions, workers: int, out: Path, compare: bool, as_json
         return
     console = Console()
     console.print(summary_table(summaries))
-    console.print(f"{out / 'summary.json'}  {out / 'learning.png'}  (check it: hilo verify {out})", highlight=False)
+    check = f"  (check it: hilo verify {out})" if kind == "file" else ""
+    console.print(f"{out / 'summary.json'}  {out / 'learning.png'}{check}", highlight=False)
 
 
 @contextmanager
-def _workers(folder: Path, count: int, options: RunOptions) -> Iterator[None]:
+def _workers(folder: Path, address: str, count: int, options: RunOptions) -> Iterator[None]:
     """Starts worker processes and sees them end: by themselves if the run finished, stopped if it failed."""
-    folder.mkdir(parents=True, exist_ok=True)
     # One thread each: with two workers beside a learner more threads only get into each other's way,
     # and rollouts repeat bit for bit only with a fixed number of threads.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -79,7 +91,7 @@ def _workers(folder: Path, count: int, options: RunOptions) -> Iterator[None]:
     try:
         for number in range(1, count + 1):
             name = f"worker-{number}"
-            arguments = ["work", f"file:{folder}", "--name", name, "--threads", "1"]
+            arguments = ["work", address, "--name", name, "--threads", "1"]
             arguments += ["--patience", str(options.limits.patience)]
             with (folder / f"{name}.log").open("wb") as output:
                 processes.append(

@@ -11,12 +11,15 @@ import shutil
 import time
 from pathlib import Path
 
-from hilosync.errors import ConfigurationError, HiLoError, LogNotFound
+from hilosync.errors import ConfigurationError, HiLoError, LogError, LogNotFound
 from hilosync.log import Log, open_log
 from hilosync.runtime import Presence
 from hilosync.wire import decode_genesis
 
-__all__ = ["check_replaceable", "clear", "remove_unbegun"]
+__all__ = ["LOG_ADDRESS", "check_replaceable", "clear", "remove_unbegun"]
+
+LOG_ADDRESS = "log.url"
+"""The file in a run's folder that says where its log is, if that is not in the folder."""
 
 # The log's folders, and what the objects in them are called.
 _FOLDERS = {
@@ -31,7 +34,7 @@ _FOLDERS = {
 }
 _UNFINISHED = r"(#\d+)?"  # the store's mark on what a killed process was writing
 _WORKER_LOG = r"worker-\d+\.log"
-_FILES = rf"summary\.json|steps\.jsonl|learning\.png|{_WORKER_LOG}"
+_FILES = rf"log\.url|summary\.json|steps\.jsonl|learning\.png|{_WORKER_LOG}"
 
 _LISTENING = 2.5
 """Seconds in which a living learner's heartbeat, one a second, moves."""
@@ -107,7 +110,9 @@ def _check_entry(folder: Path, entry: Path) -> None:
 
 
 def _log_in(folder: Path) -> Log | None:
-    """The log of the run in the folder, or None if none has begun there."""
+    """The log of the run in the folder, or None if none has begun there, or its log is no longer reached."""
+    if (folder / LOG_ADDRESS).is_file():
+        return _log_at(folder)
     try:
         log = open_log(f"file:{folder.absolute()}")
         decode_genesis(log.steps.read(0) or b"")
@@ -122,6 +127,17 @@ def _log_in(folder: Path) -> Log | None:
         return None
     except HiLoError as error:
         raise _refusal(folder, f"is not a run of HiLo that can be read ({error})") from error
+
+
+def _log_at(folder: Path) -> Log | None:
+    with (folder / LOG_ADDRESS).open("rb") as file:
+        address = file.read(1000).decode("utf-8", errors="replace")
+    if re.fullmatch(r"(?!file:|memory:)[a-z0-9]+:[!-~]+", address) is None:
+        raise _refusal(folder, f"is not a run of HiLo: its {LOG_ADDRESS} holds no address")
+    try:
+        return open_log(address)
+    except LogError:
+        return None
 
 
 def _has_living_learner(log: Log) -> bool:

@@ -24,7 +24,7 @@ from hilosync.log.nats.address import NatsAddress
 
 __all__ = ["Answer", "Connection"]
 
-_CONNECT_LIMIT = 10.0
+_CONNECT_LIMIT, _CLOSE_LIMIT = 10.0, 1.0
 _PING_EVERY, _PINGS_UNANSWERED = 20, 3  # on a slow link the answer to a ping queues behind megabytes
 _PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _PENDING = 64 << 20
@@ -189,7 +189,7 @@ class _Link:
             if ended.done():
                 return _Failure("the connection was lost, and no answer came")
             # An answer that fails to come may mean that the connection is dead and does not know it.
-            self._closing = self._loop.create_task(client.close())
+            self._closing = self._loop.create_task(_closed(client))
             return _Failure("no answer")
         except nats.errors.NoRespondersError:
             return _Failure(f"nobody answers on {subject}", unanswered=True)
@@ -234,8 +234,7 @@ class _Link:
             try:
                 await asyncio.wait_for(work, _CONNECT_LIMIT / len(self._address.servers))
             except BaseException as error:  # the library raises whatever the parts below it do
-                with suppress(Exception):
-                    await client.close()
+                await _closed(client)
                 if not isinstance(error, Exception):
                     raise
                 reasons.append(_reason(errors[0] if errors else error))
@@ -276,9 +275,14 @@ class _Link:
 
     async def _close(self) -> None:
         if self._client is not None:
-            with suppress(Exception):
-                await asyncio.wait_for(self._client.close(), 1.0)
+            await _closed(self._client)
         self._loop.stop()
+
+
+async def _closed(client: Any) -> None:
+    # After a failed TLS handshake the library would wait without an end.
+    with suppress(Exception):
+        await asyncio.wait_for(client.close(), _CLOSE_LIMIT)
 
 
 def _client_class() -> Any:
