@@ -155,11 +155,11 @@ def test_what_is_no_frame_has_no_hash(data: bytes):
 
 
 def test_a_signature_is_the_learners_or_refused():
-    verify_signature(SIGNED, public_key(PRIVATE_KEY))
+    verify_signature(SIGNED, decode_record(SIGNED), public_key(PRIVATE_KEY))
     with pytest.raises(BadSignature, match="unsigned"):
-        verify_signature(PLAIN, public_key(PRIVATE_KEY))
+        verify_signature(PLAIN, decode_record(PLAIN), public_key(PRIVATE_KEY))
     with pytest.raises(BadSignature, match="not signed by"):
-        verify_signature(SIGNED, public_key(bytes(32)))
+        verify_signature(SIGNED, decode_record(SIGNED), public_key(bytes(32)))
     forged = encode_record(example_record(epoch=9, signature=decode_record(SIGNED).signature))
     with pytest.raises(BadSignature, match="not signed by"):
-        verify_signature(forged, public_key(PRIVATE_KEY))
+        verify_signature(forged, decode_record(forged), public_key(PRIVATE_KEY))

@@ -15,9 +15,9 @@ from blake3 import blake3
 from hilosync.arithmetic.digest import differing_tensors, next_digest, state_sums, tensor_tags
 from hilosync.errors import ChainBroken, Diverged
 from hilosync.optim import PolicyState
-from hilosync.protocol.replica import check_origin
+from hilosync.protocol.origin import read_record
 from hilosync.protocol.run import Position, Run
-from hilosync.wire import decode_record, record_hash
+from hilosync.wire import record_hash
 
 __all__ = ["Evidence", "gather_evidence"]
 
@@ -73,15 +73,14 @@ def gather_evidence(
     Raises:
         MalformedRecord: a record is damaged.
         RunMismatch, PlanMismatch: a record belongs elsewhere.
+        BadSignature: the run's learner did not sign one of them.
         ChainBroken: the two records do not follow each other.
     """
-    made = decode_record(record, run.limits)
-    check_origin(run, made)
+    made = read_record(run, record)
     if predecessor is None:
         hashed, before = run.origin, initial_digest
     else:
-        earlier = decode_record(predecessor, run.limits)
-        check_origin(run, earlier)
+        earlier = read_record(run, predecessor)
         hashed, before = record_hash(predecessor), earlier.digest
     if made.version != version:
         raise ChainBroken(f"expected record {version}, got {made.version}: the log was rewritten")

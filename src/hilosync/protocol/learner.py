@@ -17,7 +17,7 @@ from hilosync.compress import accumulate, default_decay, retain
 from hilosync.errors import BudgetTooSmall, ConfigurationError, Fenced, MalformedPayload, TornState
 from hilosync.optim import PolicyState
 from hilosync.protocol.run import Position, Run, replay
-from hilosync.wire import Record, encode_record, record_hash
+from hilosync.wire import Record, Signer, encode_record, record_hash
 
 __all__ = ["LearnerMachine", "Proposal"]
 
@@ -64,6 +64,7 @@ class LearnerMachine:
         run: Run,
         *,
         epoch: int = 1,
+        sign: Signer | None = None,
         initial: torch.Tensor | None = None,
         decay: float | None = None,
         clip: float | None = None,
@@ -74,6 +75,7 @@ class LearnerMachine:
         Args:
             run: what the genesis fixes.
             epoch: this learner's epoch, higher than that of any learner before it.
+            sign: signs every record; needed exactly where the genesis names a key.
             initial: the initial parameters where the genesis names a stored adapter.
             decay: of the error feedback, E ← decay·(G + E − Ĝ); None for the optimizer's default.
             clip: largest norm of G that enters a step, before E is added; None for no limit.
@@ -91,8 +93,15 @@ class LearnerMachine:
         ):
             if value is not None and not allowed(value):
                 raise ConfigurationError(f"{name}: expected {expected}, or None for the default, got {value}")
+        if (sign is None) != (run.genesis.key is None):
+            raise ConfigurationError(
+                "the run's records are signed: give the learner the run's private key"
+                if sign is None
+                else "this run's records are not signed: begin another run to sign them"
+            )
         _scalars(run, 1, None)
         self.run = run
+        self._sign = sign
         self.epoch = epoch
         self.state, self.digest = run.initial_state(initial)
         self.version = 0
@@ -213,7 +222,7 @@ class LearnerMachine:
         self.digest = done.digest
         return Proposal(
             version=version,
-            data=encode_record(record),
+            data=encode_record(record, self._sign),
             gradient_energies=energies,
             residual_energies=left,
         )

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from hilosync.arithmetic.digest import differing_tensors
-from hilosync.errors import ChainBroken, Diverged, MalformedPayload, PlanMismatch, RunMismatch, TornState
+from hilosync.errors import ChainBroken, Diverged, MalformedPayload, TornState
 from hilosync.optim import PolicyState
+from hilosync.protocol.origin import read_record
 from hilosync.protocol.run import Position, Run, replay
-from hilosync.wire import Record, decode_record, record_hash
+from hilosync.wire import Record, record_hash
 
-__all__ = ["Applied", "ReplicaMachine", "check_origin"]
+__all__ = ["Applied", "ReplicaMachine"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class ReplicaMachine:
         Raises:
             MalformedRecord: the bytes are damaged, or exceed the run's budget. Nothing was applied.
             RunMismatch, PlanMismatch: the record belongs elsewhere. Nothing was applied.
+            BadSignature: the run's learner did not sign it. Nothing was applied.
             ChainBroken: the record does not follow the version held. Nothing was applied.
             Diverged: the record was applied and the result has other bits than the learner's. The
                 machine refuses all further records and must not be served from.
@@ -83,8 +85,7 @@ class ReplicaMachine:
         """
         if self.failure is not None:
             raise self.failure
-        record = decode_record(data, self.run.limits)
-        check_origin(self.run, record)
+        record = read_record(self.run, data)
         if record.version <= self.version:
             return Applied(record, new=False)
         self._check_chain(record)
@@ -121,33 +122,3 @@ class ReplicaMachine:
                 f"record {record.version} has learner epoch {record.epoch} after epoch {self.epoch}: "
                 "it was written by a learner that had been replaced"
             )
-
-
-def check_origin(run: Run, record: Record) -> None:
-    """Refuses a record of another run, plan or configuration.
-
-    Raises:
-        RunMismatch, PlanMismatch: with both values.
-    """
-    if record.run != run.genesis.run_id:
-        raise RunMismatch(
-            f"record {record.version} belongs to run {record.run.hex()}, this replica to {run.genesis.run}: "
-            "join the log of the run that you want to follow"
-        )
-    if record.plan != run.plan.fingerprint:
-        raise PlanMismatch(
-            f"record {record.version} was written for plan {record.plan.hex()}, this replica holds "
-            f"{run.plan.fingerprint.hex()}"
-        )
-    if record.configuration != run.configuration:
-        raise RunMismatch(
-            f"record {record.version} was written under configuration {record.configuration.hex()}, this "
-            f"replica runs {run.configuration.hex()}"
-        )
-    rows, names = record.scalars.shape
-    wanted = len(run.optimizer.scalar_names)
-    if rows not in (1, run.plan.groups) or names != wanted or len(record.tags) != len(run.plan.blocks):
-        raise PlanMismatch(
-            f"record {record.version} carries {names} scalars for {rows} param groups and {len(record.tags)} tags; "
-            f"the run has {wanted} scalars, {run.plan.groups} groups and {len(run.plan.blocks)} tensors"
-        )

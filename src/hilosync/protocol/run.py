@@ -71,7 +71,10 @@ class Run:
     def overhead(self) -> int:
         """Bytes of a record beyond its payload."""
         return record_overhead(
-            blocks=len(self.plan.blocks), groups=self.plan.groups, scalars=len(self.optimizer.scalar_names)
+            blocks=len(self.plan.blocks),
+            groups=self.plan.groups,
+            scalars=len(self.optimizer.scalar_names),
+            signed=self.genesis.key is not None,
         )
 
     @property

@@ -18,7 +18,7 @@ from hilosync.wire.record import (
     encode_record,
     record_overhead,
 )
-from hilosync.wire.signature import signer, verify_signature
+from hilosync.wire.signature import public_key_of, signer, verify_signature
 from hilosync.wire.snapshot import (
     CHUNK_BYTES,
     Chunk,
@@ -53,6 +53,7 @@ __all__ = [
     "encode_genesis",
     "encode_manifest",
     "encode_record",
+    "public_key_of",
     "read_chunk_origin",
     "record_hash",
     "record_overhead",

@@ -47,6 +47,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 _Group = Annotated[int, msgspec.Meta(ge=0, le=(1 << 16) - 1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 _RunId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+_Key = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Initial = Annotated[str, msgspec.Meta(pattern=r"\A(seed|[0-9a-f]{64})\Z")]
 _Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -90,6 +91,7 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         peft: the PEFT configuration an engine is served the adapter with, or None.
         initial: ``"seed"``, or the blob key of an initial snapshot.
         task: free for the rollout side; opaque here.
+        key: Ed25519 public key that signs every record, 64 hex digits; None for a run without signatures.
     """
 
     run: _RunId
@@ -103,6 +105,7 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     peft: dict[str, Any] | None = None
     initial: _Initial = "seed"
     task: dict[str, Any] = {}
+    key: _Key | None = None
 
     @property
     def run_id(self) -> bytes:
@@ -114,7 +117,7 @@ def configuration_fingerprint(genesis: Genesis) -> bytes:
     """16 bytes that two runs share exactly when a payload means the same transition in both.
 
     It covers compressor and optimizer with their settings, the initial state and the seed; neither
-    the plan, which has a fingerprint of its own, nor budget, model or task, which change no bit of
+    the plan, which has a fingerprint of its own, nor budget, model, task or key, which change no bit of
     what a given record does.
     """
     meaning = {
