@@ -189,6 +189,9 @@ def test_the_stored_adapter_of_version_0_and_blobs_of_others_stay(model, memory,
         learner.step()
     stranger = learner.log.blobs.put(b"something that is no chunk")
     write(learner.log, learner.run, 2, 4, 6)
+    manifest = decode_manifest(learner.log.snapshots.read(2))
+    false = replace(manifest, version=3, chunks=(learner.run.genesis.initial,) * len(manifest.chunks))
+    learner.log.snapshots.publish(3, encode_manifest(false))
     retain(learner.log, learner.run, 1, nobody)
     left = set(learner.log.blobs.keys())
     assert left == chunks_of(learner.log, learner.run, 6) | {learner.run.genesis.initial, stranger}
