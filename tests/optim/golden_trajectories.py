@@ -93,7 +93,8 @@ def by_specification(name: str, spec) -> str:
             else:
                 update: Callable = getattr(spec, name.split("-")[0])
                 blocks[block] = list(update(*buffers, g, s))
-    return digest(blocks, [int(spec.state_sum(buffers)) for buffers in blocks])
+    matrices = [[buffer.reshape(shape) for buffer in buffers] for buffers, shape in zip(blocks, SHAPES, strict=True)]
+    return digest(blocks, [int(spec.state_sum(buffers)) for buffers in matrices])
 
 
 def by_backend(name: str, backend: str) -> str:

@@ -13,12 +13,14 @@ Sums and slice are chained with the record's body by blake3. The sums are order 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import xxhash
 from blake3 import blake3
 
-from hilosync.arithmetic.specification import WEIGHT, buffer_weight
+from hilosync.arithmetic.specification import rotation
 from hilosync.arithmetic.state import PolicyState
 from hilosync.plan import AdapterPlan
 
@@ -43,19 +45,29 @@ def state_sums(plan: AdapterPlan, state: PolicyState) -> np.ndarray:
 
     It is the torch form of `specification.state_sum`; int64 wraps modulo 2⁶⁴ like uint64.
     """
-    device = state.params.device
-    buffers = [buffer.view(torch.int32) for buffer in state.buffers()]
-    parts = torch.zeros(len(buffers), len(plan.blocks), dtype=torch.int64, device=device)
+    sums = torch.zeros(len(plan.blocks), dtype=torch.int64, device=state.params.device)
     for index, (start, block) in enumerate(zip(plan.offsets, plan.blocks, strict=False)):
-        for first in range(0, block.size, _CHUNK):
-            last = min(first + _CHUNK, block.size)
-            position = torch.arange(first, last, dtype=torch.int64, device=device)
-            weights = ((2 * position + 1) * WEIGHT) & 0xFFFFFFFF
-            for part, buffer in zip(parts, buffers, strict=True):
-                bits = buffer[start + first : start + last].to(torch.int64) & 0xFFFFFFFF
-                part[index] += (bits * weights).sum()
-    factors = np.array([buffer_weight(index) for index in range(len(buffers))], np.uint64)
-    return (factors[:, None] * parts.cpu().numpy().view(np.uint64)).sum(axis=0, dtype=np.uint64)
+        buffers = [buffer[start : start + block.size].view(block.rows, -1) for buffer in state.buffers()]
+        height = max(1, _CHUNK // block.columns)
+        for first in range(0, block.rows, height):
+            sums[index] += _sum([buffer[first : first + height] for buffer in buffers], first)
+    return sums.cpu().numpy().view(np.uint64)
+
+
+def _sum(buffers: list[torch.Tensor], first: int) -> torch.Tensor:
+    """What consecutive rows of a block, from row `first` on, add to its sum; int64."""
+    columns = buffers[0].shape[1]
+    padding = -columns % 8
+    words: Any = 0
+    for index, buffer in enumerate(buffers):
+        padded = torch.nn.functional.pad(buffer, (0, padding)) if padding else buffer
+        bits, left = padded.contiguous().view(torch.int32).reshape(-1, 2).to(torch.int64), rotation(index)
+        bits = (bits[:, 0] & 0xFFFFFFFF) | (bits[:, 1] << 32)
+        if left:
+            bits = (bits << left) | ((bits >> (64 - left)) & ((1 << left) - 1))
+        words = words + bits
+    position = torch.arange(len(words), dtype=torch.int64, device=buffers[0].device)
+    return (words * (2 * (position + first * (columns + padding) // 2) + 1)).sum()
 
 
 def tensor_tags(sums: np.ndarray) -> np.ndarray:

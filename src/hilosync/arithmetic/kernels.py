@@ -15,69 +15,126 @@ import numpy as np
 from hilosync.arithmetic.compilation import inlined, kernel
 from hilosync.arithmetic.lanes import (
     LANES,
-    advance,
+    absorb,
     broadcast,
     load,
+    load_part,
+    no_sums,
     pointer,
-    position_words,
     prefetch,
     root,
     signed,
     splat,
     store,
-    total,
-    weigh,
+    store_part,
+    unpack,
 )
-from hilosync.arithmetic.specification import WEIGHT, buffer_weight
 
-__all__ = ["adamw_rows", "lion_rows", "muon_momentum", "sgdm_rows", "word_sum"]
+__all__ = ["adamw_rows", "lion_rows", "muon_momentum", "sgdm_rows", "sum_rows"]
 
-_ORIGIN = np.uint64(WEIGHT)
-_STRIDE = np.uint64(2 * WEIGHT)
-_ADVANCE = np.uint64(2 * WEIGHT * LANES)
 _AHEAD = 2048
 """Elements to prefetch ahead: the CPU's own prefetcher stops at every page of 1,024."""
 
-_LOW = np.uint64(0xFFFFFFFF)
+_LINE = 2 * LANES
+"""Elements in a cache line."""
+
 _ZERO = np.float32(0)
-_NOTHING = np.uint64(0)
-_SLOT1 = np.uint64(buffer_weight(1))
-_SLOT2 = np.uint64(buffer_weight(2))
 
 
 @inlined
-def _decode_lanes(left, right, rank, scale, dense, row, columns, column):
-    """Eight elements of Ĝ; rank −1 stands for a dense block. L, R and the values come as pointers."""
+def _load(source, at, count):
+    return load(source, at) if count == LANES else load_part(source, at, count)
+
+
+@inlined
+def _decode(left, right, rank, scale, dense, row, columns, column, count):
+    """The first `count` of eight elements of Ĝ; rank −1 stands for a dense block. All but `scale` by pointers."""
     if rank < 0:
-        return load(dense, row * columns + column)
+        return _load(dense, row * columns + column, count)
     g = splat(_ZERO)
     if rank > 0:
-        g = g + broadcast(left, row * rank) * load(right, column)
+        g = g + broadcast(left, row * rank) * _load(right, column, count)
         for k in range(1, rank):
-            g = g + broadcast(left, row * rank + k) * load(right, k * columns + column)
+            g = g + broadcast(left, row * rank + k) * _load(right, k * columns + column, count)
     return scale * g
 
 
 @inlined
-def _decode(left, right, rank, scale, dense, row, columns, column):
-    """One element of Ĝ, as `_decode_lanes`."""
-    if rank < 0:
-        return dense[row * columns + column]
-    g = _ZERO
-    for k in range(rank):
-        g = g + left[row * rank + k] * right[k * columns + column]
-    return scale * g
+def _block_sum(sums, first, count):
+    """What `count` steps of `absorb` add to the block's sum, if `first` steps of other rows precede them.
+
+    Word l of step t is word i = 4 (first + t) + l of `specification.state_sum` and has weight 2i + 1.
+    """
+    plain, ramped = sums
+    eight = np.uint64(8)
+    weight = eight * np.uint64(first + count) + np.uint64(1)
+    total = np.uint64(0)
+    for word, ramp in zip(unpack(plain), unpack(ramped)):  # noqa: B905, Numba knows no strict
+        total += weight * word - eight * ramp
+        weight += np.uint64(2)
+    return total
 
 
 @inlined
-def _weigh(x, position):
-    """The word of one fp32 value times its position's weight."""
-    word = np.uint64(np.float32(x).view(np.uint32))
-    return word * ((_ORIGIN + np.uint64(position) * _STRIDE) & _LOW)
+def _rows(update, buffers, columns, first, last, left, right, rank, scale, dense, s):
+    """Updates rows `first` … `last` of a block and returns their part of the block's sum.
+
+    Args:
+        update: gives the new values of all buffers from the old ones, Ĝ and s, all in eight lanes.
+        buffers: a tuple of pointers to where the block begins in the parameters and the slots.
+        columns: width of the block.
+        first: first row.
+        last: one past the last row.
+        left: L of the block, flat, or empty; likewise `right`, R.
+        rank: k of the block, −1 for a dense one.
+        scale: fp32.
+        dense: values of a dense block, flat, or empty.
+        s: the scalars of `update`, each in eight lanes.
+    """
+    scale8 = splat(scale)
+    left, right, dense = pointer(left), pointer(right), pointer(dense)
+    sums = no_sums()
+    lines = columns - columns % _LINE
+    whole = columns - columns % LANES
+    for row in range(first, last):
+        start = row * columns
+        # Two at a time, so that each cache line is asked for once.
+        for column in range(0, lines, _LINE):
+            at = start + column
+            prefetch(buffers, at + _AHEAD)
+            g = _decode(left, right, rank, scale8, dense, row, columns, column, LANES)
+            new = update(load(buffers, at), g, s)
+            store(buffers, at, new)
+            sums = absorb(sums, new)
+            at += LANES
+            g = _decode(left, right, rank, scale8, dense, row, columns, column + LANES, LANES)
+            new = update(load(buffers, at), g, s)
+            store(buffers, at, new)
+            sums = absorb(sums, new)
+        if lines < whole:
+            at = start + lines
+            g = _decode(left, right, rank, scale8, dense, row, columns, lines, LANES)
+            new = update(load(buffers, at), g, s)
+            store(buffers, at, new)
+            sums = absorb(sums, new)
+        if whole < columns:
+            at, rest = start + whole, columns - whole
+            g = _decode(left, right, rank, scale8, dense, row, columns, whole, rest)
+            new = update(load_part(buffers, at, rest), g, s)
+            sums = absorb(sums, store_part(buffers, at, rest, new))
+    steps = _steps(columns)
+    return _block_sum(sums, first * steps, (last - first) * steps)
 
 
 @inlined
-def _adamw(p, m, v, g, s):
+def _steps(columns):
+    """Steps of `absorb` per row."""
+    return (columns + LANES - 1) // LANES
+
+
+@inlined
+def _adamw(buffers, g, s):
+    p, m, v = buffers
     decay, step_size, beta1, rest1, beta2, rest2, epsilon = s
     m = beta1 * m + rest1 * g
     v = beta2 * v + rest2 * (g * g)
@@ -89,54 +146,16 @@ def _adamw(p, m, v, g, s):
 def adamw_rows(p, m, v, start, columns, first, last, left, right, rank, scale, dense, s):
     """AdamW on rows `first` … `last` of the block at `start`; returns their part of the block's sum.
 
-    Args:
-        p: parameters, flat fp32; likewise the slots m and v.
-        start: where the block begins in them.
-        columns: width of the block.
-        first: first row.
-        last: one past the last row.
-        left: L of the block, flat, or empty; likewise `right`, R.
-        rank: k of the block, −1 for a dense one.
-        scale: fp32.
-        dense: values of a dense block, flat, or empty.
-        s: the scalars of `specification.adamw`, fp32.
+    p, m and v are whole and flat, s has the scalars of `specification.adamw`; the rest is as of `_rows`.
     """
-    one = (s[0], s[1], s[2], s[3], s[4], s[5], s[6])
-    all8 = (splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5]), splat(s[6]))
-    scale8 = splat(scale)
-    left, right, dense = pointer(left), pointer(right), pointer(dense)
-    sum_p, _ = position_words(_NOTHING, _NOTHING)
-    sum_m, sum_v = sum_p, sum_p
-    end_p, end_m, end_v = _NOTHING, _NOTHING, _NOTHING
-    whole = columns - columns % LANES
-    for row in range(first, last):
-        even, odd = position_words(_ORIGIN + np.uint64(row * columns) * _STRIDE, _STRIDE)
-        for column in range(0, whole, LANES):
-            at = start + row * columns + column
-            prefetch(p, at + _AHEAD)
-            prefetch(m, at + _AHEAD)
-            prefetch(v, at + _AHEAD)
-            g = _decode_lanes(left, right, rank, scale8, dense, row, columns, column)
-            pi, mi, vi = _adamw(load(p, at), load(m, at), load(v, at), g, all8)
-            store(p, at, pi)
-            store(m, at, mi)
-            store(v, at, vi)
-            sum_p = weigh(sum_p, pi, even, odd)
-            sum_m = weigh(sum_m, mi, even, odd)
-            sum_v = weigh(sum_v, vi, even, odd)
-            even, odd = advance(even, _ADVANCE), advance(odd, _ADVANCE)
-        for column in range(whole, columns):
-            at = start + row * columns + column
-            g = _decode(left, right, rank, scale, dense, row, columns, column)
-            p[at], m[at], v[at] = _adamw(p[at], m[at], v[at], g, one)
-            end_p += _weigh(p[at], at - start)
-            end_m += _weigh(m[at], at - start)
-            end_v += _weigh(v[at], at - start)
-    return total(sum_p) + end_p + _SLOT1 * (total(sum_m) + end_m) + _SLOT2 * (total(sum_v) + end_v)
+    buffers = pointer(p[start:]), pointer(m[start:]), pointer(v[start:])
+    s = splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5]), splat(s[6])
+    return _rows(_adamw, buffers, columns, first, last, left, right, rank, scale, dense, s)
 
 
 @inlined
-def _lion(p, m, g, s):
+def _lion(buffers, g, s):
+    p, m = buffers
     decay, rate, beta1, rest1, beta2, rest2 = s
     c = beta1 * m + rest1 * g
     p = decay * p - signed(c, rate)
@@ -147,37 +166,14 @@ def _lion(p, m, g, s):
 @kernel
 def lion_rows(p, m, start, columns, first, last, left, right, rank, scale, dense, s):
     """Lion; arguments as of `adamw_rows`, scalars as of `specification.lion`."""
-    one = (s[0], s[1], s[2], s[3], s[4], s[5])
-    all8 = (splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5]))
-    scale8 = splat(scale)
-    left, right, dense = pointer(left), pointer(right), pointer(dense)
-    sum_p, _ = position_words(_NOTHING, _NOTHING)
-    sum_m = sum_p
-    end_p, end_m = _NOTHING, _NOTHING
-    whole = columns - columns % LANES
-    for row in range(first, last):
-        even, odd = position_words(_ORIGIN + np.uint64(row * columns) * _STRIDE, _STRIDE)
-        for column in range(0, whole, LANES):
-            at = start + row * columns + column
-            prefetch(p, at + _AHEAD)
-            prefetch(m, at + _AHEAD)
-            g = _decode_lanes(left, right, rank, scale8, dense, row, columns, column)
-            pi, mi = _lion(load(p, at), load(m, at), g, all8)
-            store(p, at, pi)
-            store(m, at, mi)
-            sum_p, sum_m = weigh(sum_p, pi, even, odd), weigh(sum_m, mi, even, odd)
-            even, odd = advance(even, _ADVANCE), advance(odd, _ADVANCE)
-        for column in range(whole, columns):
-            at = start + row * columns + column
-            g = _decode(left, right, rank, scale, dense, row, columns, column)
-            p[at], m[at] = _lion(p[at], m[at], g, one)
-            end_p += _weigh(p[at], at - start)
-            end_m += _weigh(m[at], at - start)
-    return total(sum_p) + end_p + _SLOT1 * (total(sum_m) + end_m)
+    buffers = pointer(p[start:]), pointer(m[start:])
+    s = splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5])
+    return _rows(_lion, buffers, columns, first, last, left, right, rank, scale, dense, s)
 
 
 @inlined
-def _sgdm(p, m, g, s):
+def _sgdm(buffers, g, s):
+    p, m = buffers
     decay, rate, momentum, x, y = s
     m = momentum * m + g
     p = decay * p - rate * (x * g + y * m)
@@ -187,79 +183,40 @@ def _sgdm(p, m, g, s):
 @kernel
 def sgdm_rows(p, m, start, columns, first, last, left, right, rank, scale, dense, s):
     """SGD with momentum; arguments as of `adamw_rows`, scalars as of `specification.sgdm`."""
-    one = (s[0], s[1], s[2], s[3], s[4])
-    all8 = (splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]))
-    scale8 = splat(scale)
-    left, right, dense = pointer(left), pointer(right), pointer(dense)
-    sum_p, _ = position_words(_NOTHING, _NOTHING)
-    sum_m = sum_p
-    end_p, end_m = _NOTHING, _NOTHING
-    whole = columns - columns % LANES
-    for row in range(first, last):
-        even, odd = position_words(_ORIGIN + np.uint64(row * columns) * _STRIDE, _STRIDE)
-        for column in range(0, whole, LANES):
-            at = start + row * columns + column
-            prefetch(p, at + _AHEAD)
-            prefetch(m, at + _AHEAD)
-            g = _decode_lanes(left, right, rank, scale8, dense, row, columns, column)
-            pi, mi = _sgdm(load(p, at), load(m, at), g, all8)
-            store(p, at, pi)
-            store(m, at, mi)
-            sum_p, sum_m = weigh(sum_p, pi, even, odd), weigh(sum_m, mi, even, odd)
-            even, odd = advance(even, _ADVANCE), advance(odd, _ADVANCE)
-        for column in range(whole, columns):
-            at = start + row * columns + column
-            g = _decode(left, right, rank, scale, dense, row, columns, column)
-            p[at], m[at] = _sgdm(p[at], m[at], g, one)
-            end_p += _weigh(p[at], at - start)
-            end_m += _weigh(m[at], at - start)
-    return total(sum_p) + end_p + _SLOT1 * (total(sum_m) + end_m)
+    buffers = pointer(p[start:]), pointer(m[start:])
+    s = splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4])
+    return _rows(_sgdm, buffers, columns, first, last, left, right, rank, scale, dense, s)
+
+
+@inlined
+def _muon_momentum(buffers, g, s):
+    m, _ = buffers
+    momentum, rest, x, y = s
+    m = momentum * m + rest * g
+    return m, x * g + y * m
 
 
 @kernel
 def muon_momentum(m, u, start, rows, columns, left, right, rank, scale, dense, s):
     """Momentum of Muon on a whole block; u (flat, the block alone) receives what is orthogonalized.
 
-    Other arguments as of `adamw_rows`, scalars as of `specification.muon_momentum`. Returns the word
-    sum of m.
+    Other arguments as of `adamw_rows`, scalars as of `specification.muon_momentum`.
     """
-    momentum, rest, x, y = s[2], s[3], s[4], s[5]
-    momentum8, rest8, x8, y8 = splat(momentum), splat(rest), splat(x), splat(y)
-    scale8 = splat(scale)
-    left, right, dense = pointer(left), pointer(right), pointer(dense)
-    sum_m, _ = position_words(_NOTHING, _NOTHING)
-    end_m = _NOTHING
-    whole = columns - columns % LANES
-    for row in range(rows):
-        even, odd = position_words(_ORIGIN + np.uint64(row * columns) * _STRIDE, _STRIDE)
-        for column in range(0, whole, LANES):
-            at = row * columns + column
-            g = _decode_lanes(left, right, rank, scale8, dense, row, columns, column)
-            mi = momentum8 * load(m, start + at) + rest8 * g
-            store(m, start + at, mi)
-            store(u, at, x8 * g + y8 * mi)
-            sum_m = weigh(sum_m, mi, even, odd)
-            even, odd = advance(even, _ADVANCE), advance(odd, _ADVANCE)
-        for column in range(whole, columns):
-            at = row * columns + column
-            g = _decode(left, right, rank, scale, dense, row, columns, column)
-            mi = momentum * m[start + at] + rest * g
-            m[start + at] = mi
-            u[at] = x * g + y * mi
-            end_m += _weigh(mi, at)
-    return total(sum_m) + end_m
+    buffers = pointer(m[start:]), pointer(u)
+    s = splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5])
+    _rows(_muon_momentum, buffers, columns, 0, rows, left, right, rank, scale, dense, s)
 
 
 @kernel
-def word_sum(x, start, count):
-    """Σ w(i) bits(i) mod 2⁶⁴ of the block of `count` elements at `start`."""
-    words, _ = position_words(_NOTHING, _NOTHING)
-    even, odd = position_words(_ORIGIN, _STRIDE)
-    whole = count - count % LANES
-    for i in range(0, whole, LANES):
-        words = weigh(words, load(x, start + i), even, odd)
-        even, odd = advance(even, _ADVANCE), advance(odd, _ADVANCE)
-    end = _NOTHING
-    for i in range(whole, count):
-        end += _weigh(x[start + i], i)
-    return total(words) + end
+def sum_rows(p, m, start, columns, first, last):
+    """What rows `first` … `last` of the block at `start` add to its sum, for parameters and one slot."""
+    buffers = pointer(p[start:]), pointer(m[start:])
+    sums = no_sums()
+    whole = columns - columns % LANES
+    for row in range(first, last):
+        for column in range(0, whole, LANES):
+            sums = absorb(sums, load(buffers, row * columns + column))
+        if whole < columns:
+            sums = absorb(sums, load_part(buffers, row * columns + whole, columns - whole))
+    steps = _steps(columns)
+    return _block_sum(sums, first * steps, (last - first) * steps)

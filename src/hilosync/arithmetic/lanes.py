@@ -4,37 +4,35 @@ LLVM's loop vectorizer takes half the vector width as soon as an fp32 loop also 
 which costs more than the sums. Here `Lanes` is `<8 x float>`, `Doubles` is `<4 x double>` and `Words`
 is `<4 x i64>`: operators on the first two are plain fadd, fsub, fmul and fdiv without any fast-math
 flag, so each is rounded by itself, and LLVM lowers them to whatever the CPU has (two halves on SSE
-and NEON).
-
-A kernel's update is written once and compiled twice: for `Lanes`, and for fp32 scalars at the end of
-a row.
+and NEON). Loads and stores also take a tuple of pointers, one per buffer, and then give a tuple.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, overload, register_model
 
+from hilosync.arithmetic.specification import rotation
+
 __all__ = [
     "LANES",
-    "advance",
+    "absorb",
     "broadcast",
     "load",
+    "load_part",
+    "no_sums",
     "pointer",
-    "position_words",
     "prefetch",
     "root",
     "signed",
     "splat",
     "store",
-    "total",
-    "weigh",
+    "store_part",
+    "unpack",
 ]
 
 _intrinsic: Any = intrinsic
@@ -48,6 +46,7 @@ _I32 = ir.IntType(32)
 _V8 = ir.VectorType(_F32, LANES)
 _D4 = ir.VectorType(ir.DoubleType(), LANES // 2)
 _W4 = ir.VectorType(ir.IntType(64), LANES // 2)
+_M8 = ir.VectorType(ir.IntType(1), LANES)
 
 
 class _VectorType(types.Type):
@@ -59,7 +58,7 @@ class _VectorType(types.Type):
 _lanes = _VectorType("Lanes", _V8)
 _doubles = _VectorType("Doubles", _D4)
 _words = _VectorType("Words", _W4)
-_NUMBERS = (_lanes, _doubles)
+_pair = types.UniTuple(_words, 2)
 
 
 @register_model(_VectorType)
@@ -68,28 +67,43 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, kind, kind.kind)
 
 
-def _constant(*values: int) -> ir.Constant:
-    return ir.Constant(_W4, list(values))
-
-
-_LOW = _constant(*[0xFFFFFFFF] * 4)
+def _same(constant: int, kind: ir.VectorType) -> ir.Constant:
+    return ir.Constant(kind, [constant] * kind.count)
 
 
 def _splat(builder, scalar, kind):
     empty = ir.Constant(kind, ir.Undefined)
     single = builder.insert_element(empty, scalar, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(single, empty, ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count))
+    return builder.shuffle_vector(single, empty, _same(0, ir.VectorType(_I32, kind.count)))
 
 
-def _address(context, builder, signature, array, index, kind):
+def _address(context, builder, kind, array, index, target):
     data = array
-    if isinstance(signature.args[0], types.Array):
-        data = context.make_array(signature.args[0])(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
+    if isinstance(kind, types.Array):
+        data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), target.as_pointer())
 
 
 def _vector_of(array):
     return _lanes if array.dtype == types.float32 else _doubles
+
+
+def _each(kind, builder, value):
+    """(type, value) of every item of a tuple, or of the value alone."""
+    if isinstance(kind, types.BaseTuple):
+        return [(kind[n], builder.extract_value(value, n)) for n in range(len(kind))]
+    return [(kind, value)]
+
+
+def _whole(context, builder, kind, values):
+    return context.make_tuple(builder, kind, values) if isinstance(kind, types.BaseTuple) else values[0]
+
+
+def _loaded(buffers):
+    """The type that is loaded from one array or pointer, or from a tuple of them."""
+    if isinstance(buffers, types.BaseTuple):
+        return types.UniTuple(_lanes, len(buffers))
+    return _vector_of(buffers)
 
 
 @_intrinsic
@@ -111,7 +125,7 @@ def _binary(emit):
         return a(a, a), codegen
 
     def overloaded(a, b):
-        if a in _NUMBERS and a == b:
+        if a in (_lanes, _doubles) and a == b:
             return lambda a, b: operation(a, b)
         return None
 
@@ -143,54 +157,109 @@ def broadcast(typing, array, index):
     result = _vector_of(array)
 
     def codegen(context, builder, signature, arguments):
-        pointer = _address(context, builder, signature, arguments[0], arguments[1], result.kind.element)
-        return _splat(builder, builder.load(pointer), result.kind)
+        address = _address(context, builder, signature.args[0], *arguments, result.kind.element)
+        return _splat(builder, builder.load(address), result.kind)
 
     return result(array, types.intp), codegen
 
 
 @_intrinsic
-def load(typing, array, index):
+def load(typing, buffers, index):
     """The `Lanes` or `Doubles` that begin at `index` of a contiguous fp32 or fp64 array or pointer."""
-    result = _vector_of(array)
+    result = _loaded(buffers)
 
     def codegen(context, builder, signature, arguments):
-        pointer = _address(context, builder, signature, arguments[0], arguments[1], result.kind)
-        return builder.load(pointer, align=4)
+        loaded = []
+        for kind, buffer in _each(signature.args[0], builder, arguments[0]):
+            address = _address(context, builder, kind, buffer, arguments[1], _vector_of(kind).kind)
+            loaded.append(builder.load(address, align=4))
+        return _whole(context, builder, signature.return_type, loaded)
 
-    return result(array, types.intp), codegen
+    return result(buffers, types.intp), codegen
 
 
 @_intrinsic
-def store(typing, array, index, vector):
+def store(typing, buffers, index, values):
     """Writes `Lanes` or `Doubles` from `index` on."""
 
     def codegen(context, builder, signature, arguments):
-        pointer = _address(context, builder, signature, arguments[0], arguments[1], vector.kind)
-        builder.store(arguments[2], pointer, align=4)
+        buffers, index, values = arguments
+        each = _each(signature.args[0], builder, buffers), _each(signature.args[2], builder, values)
+        for (kind, buffer), (_, value) in zip(*each, strict=True):
+            address = _address(context, builder, kind, buffer, index, _vector_of(kind).kind)
+            builder.store(value, address, align=4)
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, vector), codegen
+    return types.void(buffers, types.intp, values), codegen
+
+
+def _mask(builder, count):
+    numbers = ir.VectorType(ir.IntType(64), LANES)
+    return builder.icmp_signed("<", ir.Constant(numbers, list(range(LANES))), _splat(builder, count, numbers))
+
+
+_NOTHING = _same(0.0, _V8)
+_ALIGN = ir.Constant(_I32, 4)
 
 
 @_intrinsic
-def prefetch(typing, array, index):
+def load_part(typing, buffers, index, count):
+    """The first `count` of the `Lanes` at `index` of an fp32 pointer, or of several; the others are 0."""
+
+    def codegen(context, builder, signature, arguments):
+        buffers, index, count = arguments
+        kind = ir.FunctionType(_V8, [_V8.as_pointer(), _I32, _M8, _V8])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.load.v8f32.p0")
+        mask = _mask(builder, count)
+        loaded = [
+            builder.call(function, [_address(context, builder, kind, buffer, index, _V8), _ALIGN, mask, _NOTHING])
+            for kind, buffer in _each(signature.args[0], builder, buffers)
+        ]
+        return _whole(context, builder, signature.return_type, loaded)
+
+    return _loaded(buffers)(buffers, types.intp, types.intp), codegen
+
+
+@_intrinsic
+def store_part(typing, buffers, index, count, values):
+    """Writes the first `count` of each `Lanes` from `index` on, and returns them with 0 in the others."""
+
+    def codegen(context, builder, signature, arguments):
+        buffers, index, count, values = arguments
+        kind = ir.FunctionType(ir.VoidType(), [_V8, _V8.as_pointer(), _I32, _M8])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.store.v8f32.p0")
+        mask = _mask(builder, count)
+        kept = []
+        each = _each(signature.args[0], builder, buffers), _each(signature.args[3], builder, values)
+        for (kind, buffer), (_, value) in zip(*each, strict=True):
+            builder.call(function, [value, _address(context, builder, kind, buffer, index, _V8), _ALIGN, mask])
+            kept.append(builder.select(mask, value, _NOTHING))
+        return _whole(context, builder, signature.return_type, kept)
+
+    return values(buffers, types.intp, types.intp, values), codegen
+
+
+@_intrinsic
+def prefetch(typing, buffers, index):
     """Asks for the memory at `index` early; it may lie beyond the end, and changes no value."""
 
     def codegen(context, builder, signature, arguments):
         byte = ir.IntType(8)
-        address = _address(context, builder, signature, arguments[0], arguments[1], byte)
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
-        builder.call(function, [address, read, keep, data])
+        for kind, buffer in _each(signature.args[0], builder, arguments[0]):
+            address = _address(context, builder, kind, buffer, arguments[1], byte)
+            builder.call(function, [address, read, keep, data])
         return context.get_dummy_value()
 
-    return types.void(array, types.intp), codegen
+    return types.void(buffers, types.intp), codegen
 
 
 @_intrinsic
-def _lanes_root(typing, lanes):
+def root(typing, lanes):
+    """The correctly rounded square roots."""
+
     def codegen(context, builder, signature, arguments):
         kind = ir.FunctionType(_V8, [_V8])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.v8f32")
@@ -199,86 +268,61 @@ def _lanes_root(typing, lanes):
     return _lanes(_lanes), codegen
 
 
-def root(x):
-    """The correctly rounded square root of `Lanes` or an fp32 scalar."""
-    raise NotImplementedError
-
-
-@overload(root)
-def _root(x):
-    if x == _lanes:
-        return lambda x: _lanes_root(x)
-    return lambda x: math.sqrt(x)
-
-
 @_intrinsic
-def _lanes_signed(typing, lanes, rate):
+def signed(typing, lanes, rate):
+    """`rate` where x > 0, −rate where x < 0, +0 elsewhere."""
+
     def codegen(context, builder, signature, arguments):
         lanes, rate = arguments
-        zero = ir.Constant(_V8, [0.0] * LANES)
-        negative = builder.select(builder.fcmp_ordered("<", lanes, zero), builder.fneg(rate), zero)
-        return builder.select(builder.fcmp_ordered(">", lanes, zero), rate, negative)
+        negative = builder.select(builder.fcmp_ordered("<", lanes, _NOTHING), builder.fneg(rate), _NOTHING)
+        return builder.select(builder.fcmp_ordered(">", lanes, _NOTHING), rate, negative)
 
     return _lanes(_lanes, _lanes), codegen
 
 
-def signed(x, rate):
-    """`rate` where x > 0, −rate where x < 0, +0 elsewhere; both `Lanes` or both fp32 scalars."""
-    raise NotImplementedError
-
-
-@overload(signed)
-def _signed(x, rate):
-    if x == _lanes:
-        return lambda x, rate: _lanes_signed(x, rate)
-    return lambda x, rate: rate if x > 0 else (-rate if x < 0 else np.float32(0))
-
-
 @_intrinsic
-def position_words(typing, origin, stride):
-    """(even, odd): `Words` of origin + n · stride for n = 0, 2, 4, 6 and n = 1, 3, 5, 7."""
+def no_sums(typing):
+    """A pair of `Words` that has absorbed nothing."""
 
     def codegen(context, builder, signature, arguments):
-        origin, stride = (_splat(builder, argument, _W4) for argument in arguments)
-        words = [builder.add(origin, builder.mul(stride, _constant(*steps))) for steps in ((0, 2, 4, 6), (1, 3, 5, 7))]
-        return context.make_tuple(builder, signature.return_type, words)
+        return context.make_tuple(builder, signature.return_type, [_same(0, _W4)] * 2)
 
-    return types.UniTuple(_words, 2)(types.uint64, types.uint64), codegen
+    return _pair(), codegen
 
 
 @_intrinsic
-def advance(typing, words, stride):
-    """words + stride in every word, modulo 2⁶⁴."""
+def absorb(typing, sums, buffers):
+    """Fletcher's step, plain ← plain + x, ramped ← ramped + plain, with x made of one `Lanes` per buffer.
 
-    def codegen(context, builder, signature, arguments):
-        return builder.add(arguments[0], _splat(builder, arguments[1], _W4))
-
-    return _words(_words, types.uint64), codegen
-
-
-@_intrinsic
-def weigh(typing, sums, lanes, even, odd):
-    """sums + bits · weight: even lanes by the low halves of `even`, odd lanes by those of `odd`.
-
-    Multiplying 32-bit halves of 64-bit words needs no widening shuffle (pmuludq).
+    x = Σ_b rotl(words of buffer b, rotation(b)) modulo 2⁶⁴. After n steps plain holds every x once, and
+    ramped holds the first x n times and the last once: a weighted sum without a multiplication.
     """
 
     def codegen(context, builder, signature, arguments):
-        sums, lanes, even, odd = arguments
-        pairs = builder.bitcast(lanes, _W4)
-        low = builder.mul(builder.and_(pairs, _LOW), builder.and_(even, _LOW))
-        high = builder.mul(builder.lshr(pairs, _constant(*[32] * 4)), builder.and_(odd, _LOW))
-        return builder.add(sums, builder.add(low, high))
+        plain, ramped = (builder.extract_value(arguments[0], n) for n in range(2))
+        rotated = []
+        for buffer, (_, lanes) in enumerate(_each(signature.args[1], builder, arguments[1])):
+            left = rotation(buffer)
+            words = builder.bitcast(lanes, _W4)
+            if left:
+                words = builder.or_(builder.shl(words, _same(left, _W4)), builder.lshr(words, _same(64 - left, _W4)))
+            rotated.append(words)
+        # The parameters come last: they are the last to be ready.
+        x = rotated.pop()
+        while rotated:
+            x = builder.add(x, rotated.pop())
+        plain = builder.add(plain, x)
+        return context.make_tuple(builder, signature.return_type, [plain, builder.add(ramped, plain)])
 
-    return _words(_words, _lanes, _words, _words), codegen
+    return _pair(_pair, buffers), codegen
 
 
 @_intrinsic
-def total(typing, words):
-    """The sum of the words modulo 2⁶⁴."""
+def unpack(typing, words):
+    """The four words of `Words`, as a tuple of uint64."""
 
     def codegen(context, builder, signature, arguments):
         parts = [builder.extract_element(arguments[0], ir.Constant(_I32, n)) for n in range(4)]
-        return builder.add(builder.add(parts[0], parts[1]), builder.add(parts[2], parts[3]))
+        return context.make_tuple(builder, signature.return_type, parts)
 
-    return types.uint64(_words), codegen
+    return types.UniTuple(types.uint64, 4)(_words), codegen

@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from hilosync.arithmetic.compilation import kernel
-from hilosync.arithmetic.kernels import muon_momentum, word_sum
+from hilosync.arithmetic.kernels import muon_momentum, sum_rows
 from hilosync.arithmetic.newton_schulz import grid_bits, iterate, long_grid, multiply, padded, symmetric_gram
-from hilosync.arithmetic.specification import buffer_weight
 from hilosync.plan import Block
 
 __all__ = ["muon_block", "scratch_sizes"]
 
 _PANEL = 64
-_SLOT1 = np.uint64(buffer_weight(1))
 
 
 def scratch_sizes(blocks: tuple[Block, ...]) -> tuple[int, int]:
@@ -41,7 +39,7 @@ def muon_block(p, m, start, rows, columns, left, right, rank, scale, dense, s, r
     """
     size = rows * columns
     u = u[:size]
-    sum_m = muon_momentum(m, u, start, rows, columns, left, right, rank, scale, dense, s)
+    muon_momentum(m, u, start, rows, columns, left, right, rank, scale, dense, s)
 
     long, short = max(rows, columns), min(rows, columns)
     side, deep = padded(short), padded(long)
@@ -68,4 +66,4 @@ def muon_block(p, m, start, rows, columns, left, right, rank, scale, dense, s, r
                 at = start + j * columns + first
                 for i in range(here):
                     p[at + i] = decay * p[at + i] - rate * np.float32(factor * tile[i * side + j])
-    return word_sum(p, start, size) + _SLOT1 * sum_m
+    return sum_rows(p, m, start, columns, 0, rows)

@@ -13,12 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 __all__ = [
-    "BUFFER_WEIGHT",
     "NEWTON_SCHULZ",
     "NEWTON_SCHULZ_STEPS",
-    "WEIGHT",
     "adamw",
-    "buffer_weight",
     "exact_product",
     "halving_sum",
     "lion",
@@ -27,16 +24,10 @@ __all__ = [
     "muon_momentum",
     "on_grid",
     "orthogonalize",
+    "rotation",
     "sgdm",
     "state_sum",
-    "weights",
 ]
-
-WEIGHT = 0x9E3779B1
-"""Odd multiplier of the position weights: ⌊2³²/φ⌋, as in Fibonacci hashing."""
-
-BUFFER_WEIGHT = 0x9E3779B97F4A7C15
-"""Odd multiplier of the buffer weights: ⌊2⁶⁴/φ⌋."""
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients (a, b, c) of Muon's quintic, as fp64."""
@@ -153,29 +144,30 @@ def halving_sum(x: np.ndarray) -> np.ndarray:
     return x[0]
 
 
-def weights(count: int) -> np.ndarray:
-    """Weights w(i) = (2i + 1) · WEIGHT mod 2³² of the positions 0 … count − 1 of a block, as uint64.
+def rotation(buffer: int) -> int:
+    """Bits by which the words of a buffer are rotated left: 16 for the parameters, 8, 0, 56 … for the slots.
 
-    They are odd, and all different for up to 2³¹ elements.
+    It takes signs and exponents away from the highest bits, where a sum modulo 2⁶⁴ is weakest, and
+    keeps the last bits of the halves of all words of a position apart, for up to four buffers.
     """
-    odd = np.uint64(2) * np.arange(count, dtype=np.uint64) + np.uint64(1)
-    return odd * np.uint64(WEIGHT) & np.uint64(0xFFFFFFFF)
-
-
-def buffer_weight(buffer: int) -> int:
-    """c(s) = 1 + 2s · BUFFER_WEIGHT mod 2⁶⁴, odd: tells the parameters (s = 0) from the slots."""
-    return (1 + 2 * buffer * BUFFER_WEIGHT) % 2**64
+    return (16 - 8 * buffer) % 64
 
 
 def state_sum(buffers: list[np.ndarray]) -> np.uint64:
-    """Σ_s c(s) Σ_i w(i) bits(s, i) mod 2⁶⁴ of one block; `buffers` are flat fp32: parameters, slots by name.
+    """Σᵢ (2i + 1) Σ_b rotl(word(b, i), rotation(b)) mod 2⁶⁴ of one block.
 
-    Any order of summation gives the same word. One changed word always changes the sum, since the
-    weights are odd. So does an exchange of two unequal words a, b between two positions of a buffer,
-    as (a − b)(wᵢ − wⱼ) is below 2⁶⁴ and not 0, or between two buffers at one position.
+    `buffers` are fp32 matrices of the block's shape: parameters, then the slots by name. Rows are padded
+    with zeros to a multiple of eight numbers; each two numbers are one word, the first in its low half.
+    Any order of summation gives the same word, and sums of prefix sums give it without a multiplication.
+
+    The weights are odd, so one changed word always changes the sum. So does an exchange of words whose
+    difference is no multiple of 2⁶⁴⁻ᵏ, between positions whose distance is no multiple of 2ᵏ.
     """
-    total = 0
+    rows, columns = buffers[0].shape
+    padded = np.zeros((rows, -(-columns // 8) * 8), np.float32)
+    words = np.zeros(padded.size // 2, np.uint64)
     for index, buffer in enumerate(buffers):
-        bits = buffer.view(np.uint32).astype(np.uint64)
-        total += buffer_weight(index) * int(np.sum(bits * weights(buffer.size), dtype=np.uint64))
-    return np.uint64(total % 2**64)
+        padded[:, :columns] = buffer
+        bits, left = padded.reshape(-1).view("<u8"), rotation(index)
+        words += bits << np.uint64(left) | bits >> np.uint64(-left % 64)
+    return np.sum(words * (2 * np.arange(words.size, dtype=np.uint64) + np.uint64(1)), dtype=np.uint64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -188,26 +187,21 @@ def _gradient(plan: AdapterPlan, ranks: int) -> DecodedGradient:
 
 
 def _without_sums(kernel: Any) -> Any:
-    """The same kernel compiled with state sums that do nothing: what the digest costs is the difference."""
+    """The same kernel whose state sum nobody wants, so that the compiler leaves it out."""
+    update = numba.njit(error_model="numpy", nogil=True, forceinline=True)(kernel.py_func)
 
-    @numba.njit
-    def weigh(sums, lanes, even, odd):
-        return sums
-
-    @numba.njit
-    def weigh_one(x, position):
+    @numba.njit(error_model="numpy", nogil=True)
+    def bare(*arguments):
+        update(*arguments)
         return np.uint64(0)
 
-    names = {**kernel.py_func.__globals__, "weigh": weigh, "_weigh": weigh_one}
-    bare = types.FunctionType(kernel.py_func.__code__, names, f"{kernel.py_func.__name__}_without_sums")
-    return numba.njit(error_model="numpy", nogil=True)(bare)
+    return bare
 
 
 def _sum_all(plan: AdapterPlan, state: PolicyState) -> None:
-    for buffer in state.buffers():
-        words = buffer.numpy()
-        for start, block in zip(plan.offsets, plan.blocks, strict=False):
-            kernels.word_sum(words, start, block.size)
+    p, m = (buffer.numpy() for buffer in state.buffers())
+    for start, block in zip(plan.offsets, plan.blocks, strict=False):
+        kernels.sum_rows(p, m, start, block.columns, 0, block.rows)
 
 
 def _torch_contenders(name: str, plan: AdapterPlan, state: PolicyState) -> dict[str, Callable[[], object]]:

@@ -142,7 +142,7 @@ def _replay_numpy(
             g = specification.low_rank(part.left.numpy(), part.right.numpy(), np.float32(part.scale))
         for buffer, updated in zip(buffers, rule.specification(*buffers, g.reshape(-1), rows[index]), strict=True):
             buffer[:] = updated
-        sums[index] = specification.state_sum(buffers)
+        sums[index] = specification.state_sum([buffer.reshape(block.rows, -1) for buffer in buffers])
     return sums
 
 
