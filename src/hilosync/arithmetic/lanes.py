@@ -67,7 +67,7 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, kind, kind.kind)
 
 
-def _same(constant: int, kind: ir.VectorType) -> ir.Constant:
+def _same(constant: float, kind: ir.VectorType) -> ir.Constant:
     return ir.Constant(kind, [constant] * kind.count)
 
 
@@ -88,7 +88,7 @@ def _vector_of(array):
     return _lanes if array.dtype == types.float32 else _doubles
 
 
-def _each(kind, builder, value):
+def _each(kind: Any, builder, value):
     """(type, value) of every item of a tuple, or of the value alone."""
     if isinstance(kind, types.BaseTuple):
         return [(kind[n], builder.extract_value(value, n)) for n in range(len(kind))]
@@ -157,7 +157,7 @@ def broadcast(typing, array, index):
     result = _vector_of(array)
 
     def codegen(context, builder, signature, arguments):
-        address = _address(context, builder, signature.args[0], *arguments, result.kind.element)
+        address = _address(context, builder, signature.args[0], arguments[0], arguments[1], result.kind.element)
         return _splat(builder, builder.load(address), result.kind)
 
     return result(array, types.intp), codegen
