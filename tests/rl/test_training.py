@@ -36,6 +36,7 @@ def test_reverse_kl_is_the_sum_written_out():
         logits=logits,
         teacher_logits=teacher_logits,
         behaviour_log_probs=torch.zeros(2, 3),
+        log_ratios=torch.zeros(2, 3),
         advantages=torch.zeros(2),
     )
     found = OnPolicyDistillation().token_losses(scored)
@@ -62,7 +63,7 @@ def test_the_loss_is_the_mean_over_generated_tokens(trainer, student, teacher, t
             losses.append(torch.distributions.kl_divergence(p, q))
     assert report.loss == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
     assert report.tokens == len(torch.cat(losses))
-    assert (report.completions, report.staleness) == (12, 0)
+    assert (report.completions, report.staleness_max, report.ratio_mean) == (12, 0, 1.0)
 
 
 def test_the_gradient_does_not_depend_on_who_delivered_first(trainer, student, batches):
@@ -100,7 +101,7 @@ def test_a_few_steps_bring_the_student_closer_to_the_teacher(trainer, student, t
 
 
 def test_staleness_counts_from_the_oldest_rollouts(trainer, batches):
-    assert trainer.backward(batches, version=6).staleness == 2
+    assert trainer.backward(batches, version=6).staleness_max == 2
 
 
 def test_a_batch_counts_once(trainer, batches):

@@ -11,7 +11,7 @@ import pytest
 import hilosync as hilo
 from hilosync.errors import ConfigurationError, Diverged, MalformedRollouts, PeerSilent
 from hilosync.log import Delivery, Order, open_log
-from hilosync.runtime import Dispatcher, Heartbeat, Limits, Notice, Presence, Replica, Worker
+from hilosync.runtime import Dispatcher, Heartbeat, Limits, Notice, Pace, Presence, Replica, Worker
 
 QUICK = Limits(silence=0.6, lease=30.0, patience=2.0)
 
@@ -45,25 +45,25 @@ def test_batches_are_returned_in_order_whoever_answers_first(mailbox):
     with Heartbeat(mailbox, notice("w"), interval=0.1):
         thread = threading.Thread(target=work)
         thread.start()
-        collected = Dispatcher(mailbox, QUICK).collect(version=4, batches=3, admit=whole)
+        collected = Dispatcher(mailbox, Pace(batches=3), QUICK).collect(version=4, admit=whole)
         thread.join()
     assert [delivery.content for delivery in collected] == [b"batch 0", b"batch 1", b"batch 2"]
     assert {delivery.order.version for delivery in collected} == {4}
 
 
 def test_a_batch_answered_twice_is_used_once(mailbox):
-    dispatcher = Dispatcher(mailbox, QUICK)
+    dispatcher = Dispatcher(mailbox, limits=QUICK)
     with Heartbeat(mailbox, notice("w"), interval=0.1):
         mailbox.offer([Order(1, 0), Order(1, 0, attempt=1)])
         mailbox.deliver(Delivery("w", Order(1, 0), b"first"))
         mailbox.deliver(Delivery("v", Order(1, 0, attempt=1), b"second"))
-        collected = dispatcher.collect(version=1, batches=1, admit=whole)
+        collected = dispatcher.collect(version=1, admit=whole)
     assert len(collected) == 1
     assert dispatcher.duplicates == 1
 
 
 def test_a_dead_workers_batch_is_offered_again_and_answered_by_another(mailbox):
-    dispatcher = Dispatcher(mailbox, QUICK)
+    dispatcher = Dispatcher(mailbox, limits=QUICK)
     mailbox.post("dead", msgspec.json.encode(notice("dead")))
     mailbox.offer([Order(2, 0)])
     assert mailbox.take("dead") == Order(2, 0)
@@ -71,7 +71,7 @@ def test_a_dead_workers_batch_is_offered_again_and_answered_by_another(mailbox):
     with Heartbeat(mailbox, notice("alive"), interval=0.1):
         thread = threading.Thread(target=lambda: taken.append(answer(mailbox, "alive", wait=20)))
         thread.start()
-        collected = dispatcher.collect(version=2, batches=1, admit=whole)
+        collected = dispatcher.collect(version=2, admit=whole)
         thread.join()
     assert taken == [Order(2, 0, attempt=1)]
     assert collected[0].worker == "alive"
@@ -79,20 +79,20 @@ def test_a_dead_workers_batch_is_offered_again_and_answered_by_another(mailbox):
 
 
 def test_a_worker_started_again_does_not_count_as_holding_its_old_order(mailbox):
-    dispatcher = Dispatcher(mailbox, Limits(silence=30.0, lease=30.0, patience=30.0))
+    dispatcher = Dispatcher(mailbox, limits=Limits(silence=30.0, lease=30.0, patience=30.0))
     mailbox.offer([Order(1, 0)])
     assert mailbox.take("w-first") == Order(1, 0)
     taken = []
     with Heartbeat(mailbox, notice("w", "w-second"), interval=0.1):
         thread = threading.Thread(target=lambda: taken.append(answer(mailbox, "w-second", wait=20)))
         thread.start()
-        dispatcher.collect(version=1, batches=1, admit=whole)
+        dispatcher.collect(version=1, admit=whole)
         thread.join()
     assert taken == [Order(1, 0, attempt=1)]
 
 
 def test_a_slow_living_worker_keeps_its_order(mailbox):
-    dispatcher = Dispatcher(mailbox, QUICK)
+    dispatcher = Dispatcher(mailbox, limits=QUICK)
 
     def slow():
         order = mailbox.take("slow", wait=5)
@@ -102,7 +102,7 @@ def test_a_slow_living_worker_keeps_its_order(mailbox):
     with Heartbeat(mailbox, notice("slow"), interval=0.1):
         thread = threading.Thread(target=slow)
         thread.start()
-        collected = dispatcher.collect(version=1, batches=1, admit=whole)
+        collected = dispatcher.collect(version=1, admit=whole)
         thread.join()
     assert collected[0].content == b"at last" and dispatcher.reissued == 0
 
@@ -111,7 +111,7 @@ def test_without_a_living_worker_the_learner_gives_up_and_says_what_to_do(mailbo
     started = time.monotonic()
     mailbox.post("w", msgspec.json.encode(msgspec.structs.replace(notice("w"), state="failed", detail="no such model")))
     with pytest.raises(PeerSilent, match=r"hilo work.*w failed: no such model"):
-        Dispatcher(mailbox, Limits(silence=0.1, lease=1.0, patience=0.5)).collect(version=1, batches=2, admit=whole)
+        Dispatcher(mailbox, limits=Limits(silence=0.1, lease=1.0, patience=0.5)).collect(version=1, admit=whole)
     assert time.monotonic() - started < 30
 
 
@@ -144,7 +144,7 @@ def serve(replica: Replica, order: Order) -> bytes:
 
 def test_two_workers_follow_a_learner_to_its_end(model, memory, backward):
     learner = hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=memory)
-    dispatcher = Dispatcher(learner.log.mailbox, Limits(silence=5.0, patience=60.0))
+    dispatcher = Dispatcher(learner.log.mailbox, Pace(batches=3), Limits(silence=5.0, patience=60.0))
     workers = [Worker(Replica.join(memory), name, serve) for name in ("one", "two")]
     finals: list[int] = []
     threads = [threading.Thread(target=lambda w=worker: finals.append(w.run())) for worker in workers]
@@ -152,7 +152,7 @@ def test_two_workers_follow_a_learner_to_its_end(model, memory, backward):
         thread.start()
     with Heartbeat(learner.log.mailbox, notice("learner")) as heartbeat:
         for version in range(5):
-            contents = [delivery.content for delivery in dispatcher.collect(version, 3, whole)]
+            contents = [delivery.content for delivery in dispatcher.collect(version, whole)]
             assert contents == [f"{version}/{batch}/{version}".encode() for batch in range(3)]
             backward(model)
             learner.step()
@@ -205,11 +205,11 @@ def test_a_wrong_answer_is_refused_and_its_batch_offered_again(mailbox):
         answer(mailbox, "bad", b"garbage", wait=20)
         answer(mailbox, "good", b"rollouts", wait=20)
 
-    dispatcher = Dispatcher(mailbox, Limits(silence=30.0, patience=30.0))
+    dispatcher = Dispatcher(mailbox, limits=Limits(silence=30.0, patience=30.0))
     with Heartbeat(mailbox, notice("bad"), interval=0.1), Heartbeat(mailbox, notice("good"), interval=0.1):
         thread = threading.Thread(target=work)
         thread.start()
-        assert dispatcher.collect(1, 1, admit) == [b"rollouts"]
+        assert dispatcher.collect(1, admit) == [b"rollouts"]
         thread.join()
     assert dispatcher.reissued == 1
 
@@ -222,7 +222,7 @@ def test_a_batch_that_is_always_answered_wrongly_ends_the_run_with_the_reason(ma
         thread = threading.Thread(target=lambda: [answer(mailbox, "w", wait=20) for _ in range(3)])
         thread.start()
         with pytest.raises(MalformedRollouts, match="not a batch"):
-            Dispatcher(mailbox, Limits(silence=30.0, patience=30.0)).collect(1, 1, admit)
+            Dispatcher(mailbox, limits=Limits(silence=30.0, patience=30.0)).collect(1, admit)
         thread.join()
 
 
@@ -235,7 +235,7 @@ def test_stray_files_among_the_notices_and_orders_end_nothing(model, memory):
     thread = threading.Thread(target=worker.run)
     with Heartbeat(mailbox, notice("learner"), interval=0.1) as heartbeat:
         thread.start()
-        collected = Dispatcher(mailbox, Limits(silence=5.0, patience=30.0)).collect(0, 1, whole)
+        collected = Dispatcher(mailbox, limits=Limits(silence=5.0, patience=30.0)).collect(0, whole)
         assert collected[0].content == b"0/0/0"
         heartbeat.update(state="finished", version=0)
         thread.join(timeout=60)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hilosync.cli.session import Summary
-from hilosync.rl.lockstep import Progress
+from hilosync.rl.loop import Progress
 from hilosync.runtime import Roll
 
 __all__ = ["Display", "summary_table"]
@@ -137,6 +137,7 @@ def summary_table(summaries: list[Summary]) -> Table:
         "record / adapter": lambda s: f"{100 * s.ratio:.2f}%",
         "digest checks": lambda s: f"{s.digest_checks} by {s.workers} workers",
         "digests that differed": lambda s: str(s.digest_mismatches),
+        "staleness, mean (max)": lambda s: f"{s.staleness['mean']:.2f} ({s.staleness['max']:.0f})",
         "encode, median ms": lambda s: f"{s.encode_ms_median:.1f}",
         "apply, median ms": lambda s: f"{s.apply_ms_median:.1f}",
         "seconds": lambda s: f"{s.seconds:.0f}",

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hilosync.plan import AdapterPlan
-from hilosync.rl.lockstep import Progress
+from hilosync.rl.loop import Progress
 
 __all__ = ["History"]
 
@@ -42,6 +42,9 @@ class History:
             "sync/publish_s": step.publish_seconds,
             "spar/residual_norm": step.residual_ratio,
             "rollout/reward_mean": backward.reward,
+            "rollout/staleness_mean": backward.staleness_mean,
+            "rollout/staleness_max": backward.staleness_max,
+            "rollout/ratio_mean": backward.ratio_mean,
             "loss": backward.loss,
             "energies": {block.name: [gradient, residual] for block, gradient, residual in energies},
         }

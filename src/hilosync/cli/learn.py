@@ -17,7 +17,7 @@ from hilosync.cli.session import Session, Summary
 from hilosync.errors import LogNotFound, RunMismatch, UnknownName
 from hilosync.log import Log, open_log, parse_address
 from hilosync.log.objects import file_root
-from hilosync.rl.lockstep import Progress
+from hilosync.rl.loop import Progress
 from hilosync.runtime import Roll
 
 __all__ = ["check_options", "command", "conduct"]
@@ -34,6 +34,7 @@ def check_options(options: RunOptions) -> None:
     from hilosync.rl.policy import locate_model
     from hilosync.rl.tasks import TASKS
 
+    _ = options.recipe.pace
     options.make_optimizer()
     options.make_compressor()
     if options.compressor != "dense":

@@ -11,7 +11,7 @@ import click
 from hilosync.compress import Compressor, get_compressor
 from hilosync.optim import Optimizer, get_optimizer
 from hilosync.rl.recipe import Recipe
-from hilosync.runtime import Limits
+from hilosync.runtime import PACES, Limits
 
 __all__ = ["RunOptions", "run_options"]
 
@@ -109,6 +109,16 @@ _SHARED = [
     click.option("--batches", default=2, show_default=True, type=click.IntRange(1), help="Orders per version."),
     click.option("--prompts", default=8, show_default=True, type=click.IntRange(1), help="Prompts per order."),
     click.option("--samples", default=4, show_default=True, type=click.IntRange(1), help="Completions per prompt."),
+    click.option(
+        "--mode",
+        default="lockstep",
+        show_default=True,
+        type=click.Choice(PACES),
+        help="Generate and train in turns, overlap them in a fixed order, or use whatever arrives first.",
+    ),
+    click.option(
+        "--max-staleness", type=int, help="Versions that rollouts may be behind; by default 1, in lockstep 0."
+    ),
     click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of prompts, noise and adapter."),
     click.option("--device", default="cpu", show_default=True, help="Where learner and workers compute."),
     click.option(
@@ -129,6 +139,8 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the shared options; the command receives one `options: RunOptions` and its own arguments."""
 
     def call(**given: Any) -> Any:
+        if given["max_staleness"] is None:
+            given["max_staleness"] = int(given["mode"] != "lockstep")
         recipe = Recipe(**{name: given.pop(name) for name in _RECIPE})
         lr = given.pop("lr")
         optimizer = given["optimizer"]

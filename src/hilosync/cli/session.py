@@ -17,7 +17,7 @@ from hilosync.log import Log
 from hilosync.optim import schedules
 from hilosync.plan import bind
 from hilosync.rl.evaluation import Evaluation
-from hilosync.rl.lockstep import Progress, admit, lockstep
+from hilosync.rl.loop import Admission, Progress, make_versions
 from hilosync.rl.rollouts import RolloutBatch
 from hilosync.runtime import LEARNER, Dispatcher, Heartbeat, Notice, Roll
 
@@ -46,6 +46,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         pass_at_1, pass_at_4: held-out, at the first and the last version.
         digest_checks, digest_mismatches: over all workers.
         reissued: orders offered again because a worker was lost.
+        withdrawn: batches that became too old for any step.
+        staleness: of the rollouts that steps used, in versions: mean and max.
         curve: the held-out results on the way.
     """
 
@@ -65,6 +67,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     digest_checks: int
     digest_mismatches: int
     reissued: int
+    withdrawn: int
+    staleness: dict[str, float]
     encode_ms_median: float
     apply_ms_median: float
     seconds: float
@@ -113,7 +117,7 @@ class Session:
             task=options.recipe.to_json(),
             on_gradient=None if capture is None else capture_to(capture, bind(engine.model).plan),
         )
-        self._dispatcher = Dispatcher(log.mailbox, options.limits)
+        self._dispatcher = Dispatcher(log.mailbox, options.recipe.pace, options.limits)
 
     def run(self, show: Callable[[Progress, Roll], None], watch: Callable[[Roll], None]) -> Summary:
         """Makes all versions and waits until every living worker holds the last one.
@@ -128,25 +132,33 @@ class Session:
         options, learner = self.options, self.learner
         started = time.perf_counter()
         history: list[Progress] = []
-        notice = Notice(sender=LEARNER, incarnation=f"learner-{os.urandom(4).hex()}", beat=0, state="serving")
+        staleness = options.recipe.max_staleness
+        admission = Admission(self._trainer, learner, staleness)
+        notice = Notice(
+            sender=LEARNER,
+            incarnation=f"learner-{os.urandom(4).hex()}",
+            beat=0,
+            state="serving",
+            oldest=max(0, learner.version - staleness),
+        )
+
+        def offer(version: int) -> None:
+            admission.note()
+            self._dispatcher.offer(version)
+            heartbeat.update(version=version, digest=learner.digest.hex(), oldest=self._dispatcher.oldest)
 
         def collect(version: int) -> list[RolloutBatch]:
-            heartbeat.update(version=version, digest=learner.digest.hex())
-            return self._dispatcher.collect(
-                version,
-                options.recipe.batches,
-                lambda delivery: admit(self._trainer, learner, delivery),
-                watch,
-            )
+            return self._dispatcher.collect(version, admission, watch)
 
         with Heartbeat(learner.log.mailbox, notice) as heartbeat:
-            for progress in lockstep(
+            for progress in make_versions(
                 learner,
                 self._trainer,
                 collect,
                 versions=options.versions,
                 evaluate_every=options.evaluate_every,
                 problems=options.problems,
+                offer=offer,
             ):
                 history.append(progress)
                 show(progress, self._dispatcher.presence.look())
@@ -168,6 +180,7 @@ class Session:
     def _summary(self, history: list[Progress], roll: Roll, seconds: float) -> Summary:
         options, learner = self.options, self.learner
         steps = [progress.step for progress in history if progress.step is not None]
+        backward = [progress.backward for progress in history if progress.backward is not None]
         sizes = [step.record_bytes for step in steps]
         evaluated = [(p.version, p.evaluation) for p in history if p.evaluation is not None]
         first, last = evaluated[0][1], evaluated[-1][1]
@@ -191,6 +204,11 @@ class Session:
             digest_checks=sum(worker.checks for worker in workers),
             digest_mismatches=sum(worker.mismatches for worker in workers),
             reissued=self._dispatcher.reissued,
+            withdrawn=self._dispatcher.withdrawn,
+            staleness={
+                "mean": statistics.mean(report.staleness_mean for report in backward),
+                "max": max(report.staleness_max for report in backward),
+            },
             encode_ms_median=1e3 * statistics.median(step.encode_seconds for step in steps),
             apply_ms_median=1e3 * statistics.median(applied) if applied else 0.0,
             seconds=seconds,

@@ -15,6 +15,7 @@ from hilosync.rl.policy import attach_adapter, load_model, load_tokenizer
 from hilosync.rl.rollouts import RolloutEngine, RolloutSettings
 from hilosync.rl.tasks import open_task
 from hilosync.rl.training import Trainer
+from hilosync.runtime import Pace
 
 __all__ = ["Recipe"]
 
@@ -34,6 +35,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         prompts: prompts per batch.
         samples: completions per prompt.
         temperature: of sampling.
+        mode: how rollouts and steps may be interleaved: one of `hilosync.runtime.PACES`.
+        max_staleness: versions that rollouts may be behind the step that uses them; 0 in lockstep.
         seed: of prompts, sampling noise and the initial adapter.
         device: where learner and workers compute, as torch names it.
     """
@@ -49,6 +52,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: int = 8
     samples: int = 4
     temperature: float = 1.0
+    mode: str = "lockstep"
+    max_staleness: int = 0
     seed: int = 0
     device: str = "cpu"
 
@@ -75,6 +80,15 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def settings(self) -> RolloutSettings:
         """What learner and workers must agree on about rollouts."""
         return RolloutSettings(self.seed, self.prompts, self.samples, self.temperature)
+
+    @property
+    def pace(self) -> Pace:
+        """How far rollouts may be behind, and how many a step uses.
+
+        Raises:
+            ConfigurationError: there is no such mode, or it has no such staleness.
+        """
+        return Pace(self.mode, self.max_staleness, self.batches)
 
     def engine(self) -> RolloutEngine:
         """A rollout engine around a fresh PEFT model of the student.

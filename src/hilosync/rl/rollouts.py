@@ -66,15 +66,18 @@ class RolloutBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A worker's answer to one order.
 
     Attributes:
-        version: the policy version at dispatch, which generated every token.
+        version: the policy version at dispatch; with the batch it fixes prompts and noise.
         batch: index of the batch within the version.
+        policy_version: the policy version that generated every token: the one at dispatch, or a later one
+            that the worker held already.
         worker: who generated it.
         state_digest: digest of the replica state that was served (empty if there is none).
         prompts: problem indices, P of them.
         samples: k, completions per prompt.
         tokens: uint32 little-endian token ids of all P · k completions, end to end.
         lengths: length of each completion, rows in prompt order.
-        log_probs: float32 little-endian behaviour log-probabilities, parallel to `tokens`.
+        log_probs: float32 little-endian behaviour log-probabilities, parallel to `tokens`: those of the model
+            that drew the tokens, temperature applied.
         rewards: one per completion.
         solved: one per completion.
         seconds: wall time of generating and judging.
@@ -82,6 +85,7 @@ class RolloutBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: _Count
     batch: _Count
+    policy_version: _Count
     worker: _Name
     state_digest: Annotated[bytes, msgspec.Meta(max_length=64)]
     prompts: Annotated[list[_Count], msgspec.Meta(min_length=1, max_length=2**14)]
@@ -179,14 +183,23 @@ class RolloutEngine:
         self.settings = settings
         self.ends = end_tokens(model, tokenizer)
 
-    def generate(self, version: int, batch: int, *, worker: str = "", state_digest: bytes = b"") -> RolloutBatch:
+    def generate(
+        self,
+        version: int,
+        batch: int,
+        *,
+        policy_version: int | None = None,
+        worker: str = "",
+        state_digest: bytes = b"",
+    ) -> RolloutBatch:
         """Generates and judges the completions of one batch with the policy as it is now.
 
         Args:
-            version: the policy version that the model holds; the rollouts are stamped with it.
+            version: the policy version at dispatch.
             batch: index of the batch within the version.
+            policy_version: the policy version that the model holds, where it is a later one.
             worker: name of the caller.
-            state_digest: digest of the replica's state at `version`.
+            state_digest: digest of the replica's state that the model holds.
         """
         started = time.perf_counter()
         settings = self.settings
@@ -207,6 +220,7 @@ class RolloutEngine:
         return RolloutBatch(
             version=version,
             batch=batch,
+            policy_version=version if policy_version is None else policy_version,
             worker=worker,
             state_digest=state_digest,
             prompts=list(indices),

@@ -11,14 +11,20 @@ __all__ = ["answer_with"]
 
 
 def answer_with(engine: RolloutEngine, worker: str) -> Callable[[Replica, Order], bytes]:
-    """What a `Worker` calls for every order: encoded rollouts of the order's version."""
+    """What a `Worker` calls for every order: its batch, generated with the version that the replica holds."""
     served: list[int] = []
 
     def answer(replica: Replica, order: Order) -> bytes:
         if served != [replica.version]:
             replica.load_into(engine.model)
             served[:] = [replica.version]
-        batch = engine.generate(order.version, order.batch, worker=worker, state_digest=replica.digest)
+        batch = engine.generate(
+            order.version,
+            order.batch,
+            policy_version=replica.version,
+            worker=worker,
+            state_digest=replica.digest,
+        )
         return batch.encode()
 
     return answer

@@ -36,7 +36,11 @@ class StepReport:
         solved: share of completions that are right.
         tokens: generated tokens.
         completions: rows.
-        staleness: current version minus the oldest version at dispatch, in versions.
+        staleness_mean: versions between the policy that generated a batch and the current one, over batches.
+        staleness_max: the same, at most.
+        ratio_mean: π ⁄ β of current policy and policy that drew a token, mean over the tokens of stale
+            batches; 1 if there are none. The expectation is 1, so what is far from it says that the
+            rollouts are too few or too stale.
         seconds: wall time of forward and backward passes.
     """
 
@@ -45,7 +49,9 @@ class StepReport:
     solved: float
     tokens: int
     completions: int
-    staleness: int
+    staleness_mean: float
+    staleness_max: int
+    ratio_mean: float
     seconds: float
 
 
@@ -112,26 +118,36 @@ class Trainer:
         keys = {(batch.version, batch.batch) for batch in batches}
         if not batches or len(keys) != len(batches):
             raise MalformedRollouts(f"expected at least one batch and none twice, got {len(batches)}")
+        current = max(batch.policy_version for batch in batches) if version is None else version
+        lags = [current - batch.policy_version for batch in batches]
         tokens, behaviour, advantages = self._tensors(batches)
+        stale = torch.tensor([lag > 0 for batch, lag in zip(batches, lags, strict=True) for _ in batch.lengths])
+        stale = stale.to(tokens.mask.device)[:, None] & tokens.mask
         total = int(tokens.mask.sum())
         vocabulary = self.student.config.vocab_size
         samples = self.settings.samples
         rows_at_once = samples * max(1, _LOGITS_AT_ONCE // (samples * tokens.length * vocabulary))
 
         self.student.zero_grad(set_to_none=True)
-        loss = 0.0
+        loss = ratios = 0.0
         for start in range(0, len(tokens.ids), rows_at_once):
             rows = tokens.rows(start, start + rows_at_once)
             teacher_logits = None
             if self.teacher is not None:
                 with torch.inference_mode():
                     teacher_logits = shared_prompt_logits(self.teacher, rows, samples).float()
+            logits = shared_prompt_logits(self.student, rows, samples).float()
+            old = behaviour[start : start + rows_at_once]
+            behind = stale[start : start + rows_at_once]
+            log_ratios = self._log_ratios(logits, rows.completions, old, behind)
+            ratios += float(log_ratios[behind].exp().sum())
             scored = Scored(
                 tokens=rows.completions,
                 mask=rows.mask,
-                logits=shared_prompt_logits(self.student, rows, samples).float(),
+                logits=logits,
                 teacher_logits=teacher_logits,
-                behaviour_log_probs=behaviour[start : start + rows_at_once],
+                behaviour_log_probs=old,
+                log_ratios=log_ratios,
                 advantages=advantages[start : start + rows_at_once],
             )
             part = self.objective.token_losses(scored)[rows.mask].sum() / total
@@ -139,16 +155,28 @@ class Trainer:
             loss += part.item()
         rewards = [reward for batch in batches for reward in batch.rewards]
         solved = [right for batch in batches for right in batch.solved]
-        current = batches[-1].version if version is None else version
         return StepReport(
             loss=loss,
             reward=sum(rewards) / len(rewards),
             solved=sum(solved) / len(solved),
             tokens=total,
             completions=len(rewards),
-            staleness=current - batches[0].version,
+            staleness_mean=sum(lags) / len(lags),
+            staleness_max=max(lags),
+            ratio_mean=ratios / int(stale.sum()) if stale.any() else 1.0,
             seconds=time.perf_counter() - started,
         )
+
+    @torch.no_grad()
+    def _log_ratios(
+        self, logits: torch.Tensor, tokens: torch.Tensor, behaviour: torch.Tensor, stale: torch.Tensor
+    ) -> torch.Tensor:
+        """log π − log β of each token at the temperature it was drawn with, shape (N, T); 0 where it is not stale."""
+        if not stale.any():
+            return torch.zeros_like(behaviour)
+        tempered = logits.detach() / self.settings.temperature
+        current = tempered.gather(2, tokens.unsqueeze(2)).squeeze(2) - tempered.logsumexp(dim=-1)
+        return torch.where(stale, current - behaviour, 0.0)
 
     def _tensors(self, batches: Sequence[RolloutBatch]) -> tuple[TokenBatch, torch.Tensor, torch.Tensor]:
         """Padded tokens, behaviour log-probabilities (N, T) and advantages (N,) in batch order."""

@@ -2,13 +2,16 @@
 
 from hilosync.log import Delivery, Order
 from hilosync.runtime.dispatch import Dispatcher, Limits
-from hilosync.runtime.learner import Learner, StepReport
+from hilosync.runtime.learner import Learner
+from hilosync.runtime.orders import PACES, OrderBook, Pace
 from hilosync.runtime.presence import LEARNER, Heartbeat, Notice, Presence, Roll
+from hilosync.runtime.publisher import StepReport
 from hilosync.runtime.replica import Replica
 from hilosync.runtime.worker import Worker
 
 __all__ = [
     "LEARNER",
+    "PACES",
     "Delivery",
     "Dispatcher",
     "Heartbeat",
@@ -16,6 +19,8 @@ __all__ = [
     "Limits",
     "Notice",
     "Order",
+    "OrderBook",
+    "Pace",
     "Presence",
     "Replica",
     "Roll",

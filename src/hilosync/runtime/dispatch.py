@@ -1,7 +1,7 @@
-"""The learner's side of the rollouts: offer a version's batches, collect each exactly once.
+"""The learner's side of the rollouts: offer a run's batches, collect each exactly once.
 
-Lockstep: all batches of version v are collected before the learner makes v + 1. A batch whose worker
-died is offered again, as soon as the worker's heartbeat has been silent for `silence` seconds.
+Which batches a step needs is up to the pace (`OrderBook`). A batch whose worker died is offered again,
+as soon as the worker's heartbeat has been silent for `silence` seconds.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hilosync.errors import PeerSilent, WireError
-from hilosync.log import Delivery, Mailbox, Order
+from hilosync.log import Delivery, Mailbox
+from hilosync.runtime.orders import Key, OrderBook, Pace
 from hilosync.runtime.presence import Presence, Roll
 
 __all__ = ["Dispatcher", "Limits"]
@@ -39,55 +40,87 @@ class Limits:
 
 
 class Dispatcher:
-    """Offers orders and collects deliveries of one policy version at a time."""
+    """Offers a run's orders and collects what each step of the learner uses.
 
-    def __init__(self, mailbox: Mailbox, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic):
+    Attributes:
+        presence: who is there.
+        reissued: orders offered again because a worker was lost, slow, or answered wrongly.
+        duplicates: answers that nobody waited for.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        pace: Pace | None = None,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.presence = Presence(mailbox, clock)
         self.limits = limits or Limits()
         self.reissued = 0
         self.duplicates = 0
         self._mailbox = mailbox
         self._clock = clock
+        self._book: OrderBook[Any] = OrderBook(pace or Pace())
+        self._issued_at: dict[Key, float] = {}
+        self._refused: dict[Key, int] = {}
+
+    @property
+    def withdrawn(self) -> int:
+        """Batches that became too old before a step could use them."""
+        return self._book.withdrawn
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version of an order that may still be answered; workers without one go no further."""
+        return self._book.oldest
+
+    def offer(self, version: int) -> None:
+        """Asks for what the step from `version` and the pace need; `collect` does it too, if nobody has before.
+
+        After a restart of the learner the first version is the head of its log. What was delivered for
+        an earlier life is used where it is sure that no step has used it.
+        """
+        orders = self._book.turn(version)
+        if not orders:
+            return
+        oldest = self._book.oldest
+        self._mailbox.forget(before=oldest)
+        self._mailbox.offer(orders)
+        now = self._clock()
+        self._issued_at |= {(order.version, order.batch): now for order in orders}
+        self._issued_at = {key: at for key, at in self._issued_at.items() if key[0] >= oldest}
+        self._refused = {key: count for key, count in self._refused.items() if key[0] >= oldest}
 
     def collect(
         self,
         version: int,
-        batches: int,
         admit: Callable[[Delivery], Admitted],
         watch: Callable[[Roll], None] | None = None,
     ) -> list[Admitted]:
-        """One admitted delivery per batch 0 … batches − 1, in batch order, however many workers live.
+        """The admitted deliveries that the step from `version` uses, each once, however many workers live.
 
         Args:
-            version: the policy version that the rollouts are to be made with.
-            batches: number of batches.
+            version: the learner's policy version.
             admit: reads a delivery, or raises `WireError` if it is no answer to its order; the batch is then
                 offered again.
             watch: called with the workers' notices while waiting, for a display.
+
+        Returns:
+            One per batch; in lockstep and pipelined pace in the order in which they were asked for, in
+            asynchronous pace as they arrived.
 
         Raises:
             PeerSilent: no worker has been alive for `limits.patience` seconds.
             WireError: a batch was answered wrongly three times.
         """
-        newest = {batch: Order(version, batch) for batch in range(batches)}
-        issued_at = dict.fromkeys(newest, self._clock())
-        self._mailbox.offer(list(newest.values()))
-        collected: dict[int, Admitted] = {}
-        refused = dict.fromkeys(newest, 0)
+        self.offer(version)
         alive_at = self._clock()
-        while len(collected) < batches:
-            for delivery in self._mailbox.collect(version, wait=0.25):
-                batch = delivery.order.batch
-                if batch in collected or batch not in newest:
-                    self.duplicates += 1
-                    continue
-                try:
-                    collected[batch] = admit(delivery)
-                except WireError:
-                    refused[batch] += 1
-                    if refused[batch] == _ATTEMPTS:
-                        raise
-                    self._reissue(newest, issued_at, batch)
+        while True:
+            self._receive(admit)
+            taken = self._book.take()
+            if taken is not None:
+                return taken
             roll = self.presence.look()
             if watch is not None:
                 watch(roll)
@@ -97,37 +130,47 @@ class Dispatcher:
             elif now - alive_at > self.limits.patience:
                 last_words = "".join(f"; {w.sender} failed: {w.detail}" for w in roll.workers() if w.state == "failed")
                 raise PeerSilent(
-                    f"no worker has been heard for {self.limits.patience:.0f} s and {batches - len(collected)} of "
-                    f"{batches} batches of version {version} are missing: start one with `hilo work LOG`{last_words}"
+                    f"no worker has been heard for {self.limits.patience:.0f} s and rollouts for the step from version "
+                    f"{version} are missing: start one with `hilo work LOG`{last_words}"
                 )
-            if len(collected) < batches:
-                self._offer_again(version, newest, issued_at, set(collected), roll, now)
-        self._mailbox.forget(before=version)
-        return [collected[batch] for batch in range(batches)]
+            self._offer_again(roll, now)
 
-    def _offer_again(
-        self,
-        version: int,
-        newest: dict[int, Order],
-        issued_at: dict[int, float],
-        done: set[int],
-        roll: Roll,
-        now: float,
-    ) -> None:
-        claims = self._mailbox.claims(version)
-        for batch, order in newest.items():
+    def _receive(self, admit: Callable[[Delivery], Any]) -> None:
+        versions = sorted({version for version, _ in self._book.open})
+        found = [delivery for version in versions for delivery in self._mailbox.collect(version)]
+        if not found and versions:
+            found = self._mailbox.collect(versions[0], wait=0.25 if len(versions) == 1 else 0.05)
+        for delivery in found:
+            key = (delivery.order.version, delivery.order.batch)
+            if key not in self._book.open:
+                self.duplicates += 1
+                continue
+            try:
+                answer = admit(delivery)
+            except WireError:
+                self._refused[key] = self._refused.get(key, 0) + 1
+                if self._refused[key] == _ATTEMPTS:
+                    raise
+                self._reissue(key)
+            else:
+                self._book.answer(key, answer)
+
+    def _offer_again(self, roll: Roll, now: float) -> None:
+        orders = self._book.open
+        claims = {}
+        for version in {version for version, _ in orders}:
+            claims |= self._mailbox.claims(version)
+        for key, order in orders.items():
             holder = claims.get(order)
-            if batch in done or holder is None:
+            if holder is None:
                 continue
             # A claim names the incarnation, so a worker that was killed and started again under the
             # same name does not count as still working on it.
             lost = not roll.alive(holder, self.limits.silence)
-            if lost or now - issued_at[batch] > self.limits.lease:
-                self._reissue(newest, issued_at, batch)
+            if lost or now - self._issued_at[key] > self.limits.lease:
+                self._reissue(key)
 
-    def _reissue(self, newest: dict[int, Order], issued_at: dict[int, float], batch: int) -> None:
-        order = newest[batch]
-        newest[batch] = Order(order.version, batch, order.attempt + 1)
-        issued_at[batch] = self._clock()
-        self._mailbox.offer([newest[batch]])
+    def _reissue(self, key: Key) -> None:
+        self._mailbox.offer([self._book.reissue(key)])
+        self._issued_at[key] = self._clock()
         self.reissued += 1

@@ -37,6 +37,7 @@ class Notice(msgspec.Struct, frozen=True):
         apply_seconds: median time to verify, decode and replay one record.
         detail: what failed, for people.
         reading: version of the snapshot that is being loaded, posted before its manifest is read; 0 for none.
+        oldest: the learner's: no order of a version below this one is answered any more; −1 if it does not say.
     """
 
     sender: str
@@ -50,6 +51,7 @@ class Notice(msgspec.Struct, frozen=True):
     apply_seconds: float = 0.0
     detail: str = ""
     reading: int = 0
+    oldest: int = -1
 
 
 class Heartbeat:

@@ -1,7 +1,7 @@
 """The worker's side of the rollouts: keep current, take an order, answer it, and never hang.
 
-It knows nothing of tasks or models: `answer` is handed a replica at exactly the order's version and
-returns bytes.
+It knows nothing of tasks or models: `answer` is handed a replica at the order's version, or at a later
+one if it holds that already, and returns bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from hilosync.errors import ConfigurationError, Diverged, PeerSilent
 from hilosync.log import Delivery, Order
 from hilosync.runtime.dispatch import Limits
-from hilosync.runtime.presence import LEARNER, Heartbeat, Notice, Presence
+from hilosync.runtime.presence import LEARNER, Heartbeat, Notice, Presence, Roll
 from hilosync.runtime.replica import Replica
 
 __all__ = ["Worker"]
@@ -65,13 +65,14 @@ class Worker:
         with Heartbeat(mailbox, notice) as heartbeat:
             while True:
                 order = mailbox.take(self._incarnation, wait=0.1)
-                self._advance(heartbeat, watch, order)
-                if order is not None and order.version == self._replica.version:
+                roll = presence.look()
+                learner = roll.notice(LEARNER)
+                self._advance(heartbeat, watch, order, self._idle_goal(roll))
+                # One that is already past the version answers with what it holds, and says so.
+                if order is not None and order.version <= self._replica.version:
                     content = self._answer(self._replica, order)
                     mailbox.deliver(Delivery(self._incarnation, order, content))
                     self.answered += 1
-                roll = presence.look()
-                learner = roll.notice(LEARNER)
                 if learner is not None and learner.state == "finished" and self._replica.version >= learner.version:
                     heartbeat.update(state="finished")
                     return self._replica.version
@@ -88,16 +89,33 @@ class Worker:
                         "this worker"
                     )
 
-    def _advance(self, heartbeat: Heartbeat, watch: Callable[[Notice], None] | None, order: Order | None) -> None:
+    def _idle_goal(self, roll: Roll) -> int | None:
+        """The version that a worker without an order goes to; None for the newest.
+
+        While the learner lives, not beyond the oldest order that may still come: an order answered
+        with a later version than its own makes a run that does not repeat itself.
+        """
+        learner = roll.notice(LEARNER)
+        lives = learner is not None and roll.alive(learner.incarnation, self._limits.silence)
+        return learner.oldest if learner is not None and lives and learner.oldest >= 0 else None
+
+    def _advance(
+        self,
+        heartbeat: Heartbeat,
+        watch: Callable[[Notice], None] | None,
+        order: Order | None,
+        idle_goal: int | None,
+    ) -> None:
         before = self._replica.version
         try:
-            version = self._replica.advance()
-            if order is not None and version < order.version:
-                # The order overtook the record, as it may where the two are stored apart. One whose
-                # record does not come is dropped: the learner offers a batch that it misses again.
-                with suppress(PeerSilent):
+            # The order may overtake the record where the two are stored apart. One whose
+            # record does not come is dropped: the learner offers a batch that it misses again.
+            with suppress(PeerSilent):
+                if order is not None:
                     self._replica.advance(to=order.version, wait=self._limits.silence)
-                version = self._replica.version
+                else:
+                    self._replica.advance(to=idle_goal)
+            version = self._replica.version
         except Diverged as error:
             heartbeat.update(state="failed", mismatches=1, checks=self._replica.checks, detail=str(error))
             raise

@@ -20,6 +20,8 @@ class Scored:
         logits: the current policy's, fp32, shape (N, T, vocabulary); carries the gradient.
         teacher_logits: the teacher's, same shape, no gradient; None without a teacher.
         behaviour_log_probs: of each token under the policy that drew it, fp32, shape (N, T).
+        log_ratios: log π(y) − log β(y) of each token, current policy to the one that drew it, fp32, shape
+            (N, T), no gradient; 0 off the mask and in rows that the current policy drew.
         advantages: one per row, fp32, shape (N,), from `Objective.advantages`.
     """
 
@@ -28,6 +30,7 @@ class Scored:
     logits: torch.Tensor
     teacher_logits: torch.Tensor | None
     behaviour_log_probs: torch.Tensor
+    log_ratios: torch.Tensor
     advantages: torch.Tensor
 
 
