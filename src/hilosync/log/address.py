@@ -8,11 +8,14 @@ from collections.abc import Callable
 from hilosync.errors import ConfigurationError, LogNotFound, MalformedRecord, UnknownName
 from hilosync.log.base import Log
 from hilosync.log.blobs import ObjectBlobStore
+from hilosync.log.cloud import CLOUD_POLLING, cloud_objects
+from hilosync.log.http import HTTP_POLLING, HttpObjects, base_address, split_view
 from hilosync.log.mailbox import ObjectMailbox
 from hilosync.log.nats import open_nats_log
 from hilosync.log.objects import Objects, file_objects, memory_objects
 from hilosync.log.polling import Polling
 from hilosync.log.snapshots import ObjectSnapshotIndex
+from hilosync.log.split import split_log
 from hilosync.log.steps import ObjectStepLog
 
 __all__ = ["open_log", "parse_address"]
@@ -29,11 +32,35 @@ def _object_log(objects: Objects, polling: Polling) -> Log:
     )
 
 
+def _cloud_log(scheme: str) -> Callable[[str, bool], Log]:
+    return lambda path, create: _object_log(cloud_objects(scheme, path, create), CLOUD_POLLING)
+
+
+def _http_log(scheme: str) -> Callable[[str, bool], Log]:
+    def opener(rest: str, create: bool) -> Log:
+        rest, behind = split_view(rest)
+        objects = HttpObjects(base_address(scheme, rest))
+        view = _object_log(objects, HTTP_POLLING)
+        if behind is None:
+            if create:
+                objects.create("steps", b"")  # which says why it cannot be written
+            return view
+        inner, path = parse_address(behind)
+        return split_log(view, _OPENERS[inner](path, create))
+
+    return opener
+
+
 # How each scheme opens what follows its colon; the second argument is `create`.
 _OPENERS: dict[str, Callable[[str, bool], Log]] = {
+    "az": _cloud_log("az"),
     "file": lambda path, create: _object_log(file_objects(path, create), Polling()),
+    "gs": _cloud_log("gs"),
+    "http": _http_log("http"),
+    "https": _http_log("https"),
     "memory": lambda name, create: _object_log(memory_objects(name, create), Polling()),
     "nats": lambda rest, create: open_nats_log("nats", rest, create),
+    "s3": _cloud_log("s3"),
     "tls": lambda rest, create: open_nats_log("tls", rest, create),
 }
 

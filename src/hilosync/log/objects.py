@@ -21,9 +21,9 @@ from obstore.store import LocalStore, MemoryStore, ObjectStore
 from hilosync.errors import ConfigurationError, LogNotFound, LogUnavailable
 from hilosync.log.polling import Polling
 
-__all__ = ["FileObjects", "Objects", "file_objects", "file_root", "memory_objects"]
+__all__ = ["LARGEST_OBJECT", "FileObjects", "Objects", "file_objects", "file_root", "memory_objects"]
 
-_LARGEST_OBJECT = 1 << 31
+LARGEST_OBJECT = 1 << 31
 """Bytes of an object beyond which it is not read at all."""
 
 _FOLDERS = ("steps", "blobs", "snapshots", "orders", "claims", "rollouts", "notices", "staging")
@@ -63,9 +63,9 @@ class Objects:
             try:
                 answer = obstore.get(self.store, path)
                 size = answer.meta["size"]
-                if size > _LARGEST_OBJECT:
+                if size > LARGEST_OBJECT:
                     raise LogUnavailable(
-                        f"{self.url}: {path} has {size} bytes: expected at most {_LARGEST_OBJECT}; "
+                        f"{self.url}: {path} has {size} bytes: expected at most {LARGEST_OBJECT}; "
                         "it is no part of a log"
                     )
                 return bytes(answer.bytes())

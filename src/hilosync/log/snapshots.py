@@ -1,16 +1,24 @@
-"""A snapshot index of objects: `snapshots/00000000000000000100` holds the manifest of version 100."""
+"""A snapshot index of objects: `snapshots/00000000000000000100` holds the manifest of version 100.
+
+`snapshots/index` names the versions that there are, for readers who cannot list.
+"""
 
 from __future__ import annotations
 
 from hilosync.errors import LogUnavailable
 from hilosync.log.named import NamedObjects
 
-__all__ = ["ObjectSnapshotIndex"]
+__all__ = ["INDEX", "ObjectSnapshotIndex", "versions_in"]
+
+INDEX = "snapshots/index"
+"""The versions whose manifests are there, in decimal, one a line."""
 
 # The oldest version that may have a snapshot, in decimal; absent while nothing has been forgotten.
 _OLDEST = "snapshots/oldest"
 
 _DIGITS = 20
+
+_ATTEMPTS = 5
 
 
 class ObjectSnapshotIndex:
@@ -29,6 +37,7 @@ class ObjectSnapshotIndex:
             # The mark was moved meanwhile, and the removal that follows it may not have seen this manifest.
             self._objects.remove(name)
             return False
+        self._write_index()
         return True
 
     def read(self, version: int) -> bytes | None:
@@ -48,6 +57,18 @@ class ObjectSnapshotIndex:
         for version in self._listed():
             if version < before:
                 self._objects.remove(_name(version))
+        self._write_index()
+
+    def _write_index(self) -> None:
+        """Writes what a listing shows, until it still shows that afterwards.
+
+        Of two who write at once, the later one may have listed earlier; it then lists again.
+        """
+        for _ in range(_ATTEMPTS):
+            versions = self.versions()
+            self._objects.replace(INDEX, "".join(f"{version}\n" for version in versions).encode(), durable=True)
+            if self.versions() == versions:
+                return
 
     def _listed(self) -> list[int]:
         names = self._objects.names("snapshots")
@@ -63,6 +84,18 @@ class ObjectSnapshotIndex:
                 "write the oldest version that has a snapshot into it"
             )
         return int(mark)
+
+
+def versions_in(index: bytes | None, url: str) -> list[int]:
+    """The versions that the content of `snapshots/index` names; none where there is no index.
+
+    Raises:
+        LogUnavailable: it is not a list of versions.
+    """
+    lines = (index or b"").split()
+    if not all(len(line) <= _DIGITS and line.isdigit() for line in lines):
+        raise LogUnavailable(f"{url}: {INDEX} is damaged: expected versions, one a line; publish a snapshot again")
+    return sorted(map(int, lines))
 
 
 def _name(version: int) -> str:
