@@ -12,7 +12,7 @@ from hilosync.protocol import Choice, Measurements, Position, ReplicaMachine, Ru
 from hilosync.runtime.disk import Disk
 from hilosync.runtime.initial import stored_parameters
 from hilosync.runtime.snapshots import SnapshotLoader, read_manifest
-from hilosync.wire import record_hash
+from hilosync.wire import decode_record, record_hash
 
 __all__ = ["Recoverer", "Recovery", "contradiction", "restart"]
 
@@ -155,19 +155,19 @@ def restart(log: Log, run: Run, machine: ReplicaMachine) -> None:
 def contradiction(log: Log, run: Run, position: Position) -> str | None:
     """Why the log says that there is no such position, or None if it does not say so.
 
-    A record that has been removed says nothing; the one after it will, by naming its predecessor.
+    A record that has been removed, damaged or mistaken for another says nothing; the one after it will, by
+    naming its predecessor.
     """
     version = position.version
     try:
         record = log.steps.read(version)
-    except Truncated:
+        if version > 0 and record is not None and decode_record(record, run.limits).version != version:
+            return None  # the answer to another question
+    except (Truncated, MalformedRecord):
         return None
     if record is None:
         return f"it holds version {version}, and {log.url} ends at version {log.steps.head()}"
-    try:
-        found = record_hash(record)
-    except MalformedRecord as error:
-        return f"record {version} of {log.url} is damaged ({error})"
+    found = record_hash(record)
     if found != position.previous:
         return (
             f"it follows a record {version} with hash {position.previous.hex()[:16]}…, and {log.url} holds one with "

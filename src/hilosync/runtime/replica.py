@@ -21,7 +21,7 @@ from hilosync.errors import (
 )
 from hilosync.log import Log, open_log
 from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
-from hilosync.protocol import ReplicaMachine, Run
+from hilosync.protocol import Applied, ReplicaMachine, Run
 from hilosync.runtime.checkpoint import Checkpoint, Checkpoints
 from hilosync.runtime.disk import Disk, FileDisk
 from hilosync.runtime.initial import stored_parameters
@@ -208,6 +208,7 @@ class Replica:
                 self._checkpoints.discard("it may hold the bits that diverged")
         _logger.warning("this replica serves nothing until it has started again below version %d: %s", failed, failure)
         restart(self.log, self.run, self._machine)
+        self._on_leap()
         self._restore()
         cause = "diverged" if isinstance(failure, Diverged) else "torn"
         recovery = self.recoverer.recover(self._machine, cause, failed, replayable=self._may_replay(), newest_base=held)
@@ -270,27 +271,30 @@ class Replica:
             return self.log.steps.read(version, wait=wait) if wait > 0 else None
 
     def _apply(self, data: bytes) -> None:
-        version, started = self.version + 1, self._clock()
         reach("before apply")
-        for reads in range(1, _READS + 1):
-            try:
-                self._machine.receive(data)
-                break
-            except MalformedRecord as error:
-                # It may have been damaged on its way, so it is asked for again.
-                again = self.log.steps.read(version) if reads < _READS else None
-                if again is None:
-                    raise MalformedRecord(f"record {version} of {self.log.url}: {error}") from error
-                data, started = again, self._clock()
-            except WireError as error:
-                raise type(error)(f"record {version} of {self.log.url}: {error}") from error
-            except Diverged:
-                self.checks += 1
-                self.mismatches += 1
-                raise
+        started = self._clock()
+        try:
+            applied = self._receive(data)
+        except Diverged:
+            self.checks += 1
+            self.mismatches += 1
+            raise
+        except WireError as error:
+            raise type(error)(f"record {self.version + 1} of {self.log.url}: {error}") from error
         self.checks += 1
         self.recoverer.measurements.record_applied(self._clock() - started)
+        self._on_applied(applied)
         reach("after apply")
+
+    def _receive(self, data: bytes) -> Applied:
+        for _ in range(1, _READS):
+            try:
+                return self._machine.receive(data)
+            except MalformedRecord as error:
+                # It may have been damaged on its way, so it is asked for again.
+                _logger.warning("record %d of %s is read again: %s", self.version + 1, self.log.url, error)
+                data = self.log.steps.read(self.version + 1) or data
+        return self._machine.receive(data)
 
     def _consider(self, to: int | None) -> None:
         """Some records have been applied: is it worth to leap over those that follow?"""
@@ -301,7 +305,16 @@ class Replica:
     def _recover(self, cause: str, to: int | None, replayable: bool) -> None:
         head = self.log.steps.head(at_least=self.version)
         target = head if to is None else min(to, head)
-        self.recoveries.append(self.recoverer.recover(self._machine, cause, target, replayable=replayable))
+        recovery = self.recoverer.recover(self._machine, cause, target, replayable=replayable)
+        self.recoveries.append(recovery)
+        if recovery.choice.kind == "snapshot":
+            self._on_leap()
+
+    def _on_applied(self, applied: Applied) -> None:
+        """A record has been applied."""
+
+    def _on_leap(self) -> None:
+        """The state held no longer follows, record by record, from the one before."""
 
     def _may_replay(self) -> bool:
         try:
