@@ -9,6 +9,7 @@
     │   ├── PlanError             the adapter cannot be served (DoRA, trainable bias …)
     │   ├── PlanMismatch          log and model disagree about the adapter's tensors
     │   ├── RunMismatch           the log belongs to another run or configuration
+    │   ├── BadTicket             a join ticket that is mistyped, or of another format
     │   └── ModelNotFound         no model at that path or hub id
     ├── LogError            (2)   the log could not do what was asked
     │   ├── LogUnavailable        disk full, permission denied, nobody answers
@@ -37,6 +38,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "BadSignature",
+    "BadTicket",
     "BudgetTooSmall",
     "ChainBroken",
     "ConfigurationError",
@@ -97,6 +99,10 @@ class PlanMismatch(ConfigurationError):
 
 class RunMismatch(ConfigurationError):
     """The log belongs to another run, or the run was configured differently."""
+
+
+class BadTicket(ConfigurationError):
+    """A join ticket that is mistyped or incomplete, or of a format that this program does not read."""
 
 
 class ModelNotFound(ConfigurationError):

@@ -30,9 +30,11 @@ from hilosync.wire.snapshot import (
     encode_manifest,
     read_chunk_origin,
 )
+from hilosync.wire.ticket import TICKET_PREFIX, Ticket, decode_ticket, encode_ticket, is_ticket
 
 __all__ = [
     "CHUNK_BYTES",
+    "TICKET_PREFIX",
     "Chunk",
     "Genesis",
     "Limits",
@@ -42,17 +44,21 @@ __all__ = [
     "Setup",
     "Signer",
     "TensorLayout",
+    "Ticket",
     "body_hash",
     "configuration_fingerprint",
     "decode_chunk",
     "decode_genesis",
     "decode_manifest",
     "decode_record",
+    "decode_ticket",
     "elements_per_chunk",
     "encode_chunk",
     "encode_genesis",
     "encode_manifest",
     "encode_record",
+    "encode_ticket",
+    "is_ticket",
     "public_key_of",
     "read_chunk_origin",
     "record_hash",
