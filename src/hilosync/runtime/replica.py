@@ -13,25 +13,29 @@ import torch
 from hilosync.arithmetic.guards import check_arithmetic
 from hilosync.errors import (
     Diverged,
-    LogNotFound,
     MalformedRecord,
     PeerSilent,
     Truncated,
     WireError,
 )
-from hilosync.log import Log, open_log
+from hilosync.log import Log
 from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
 from hilosync.protocol import Applied, ReplicaMachine, Run
 from hilosync.runtime.checkpoint import Checkpoint, Checkpoints
 from hilosync.runtime.disk import Disk, FileDisk
 from hilosync.runtime.initial import stored_parameters
+from hilosync.runtime.joining import open_run
 from hilosync.runtime.points import reach
 from hilosync.runtime.recovery import Recoverer, Recovery, contradiction, restart
+from hilosync.wire import Ticket
 
 __all__ = ["Replica"]
 
 _AT_SIGHT = 8
 """Records that are applied without asking how many follow; they measure the rates to choose by."""
+
+_WORTH_A_CHOICE = 1.0
+"""Seconds of replaying that are simply spent; more are compared with what a snapshot would cost."""
 
 _READS = 3
 """Times that a damaged record is read before the damage counts as the log's."""
@@ -83,7 +87,7 @@ class Replica:
     @classmethod
     def join(
         cls,
-        log: str | Log,
+        log: str | Ticket | Log,
         wait: float = 0.0,
         *,
         checkpoint: str | Path | Disk | None = None,
@@ -93,7 +97,7 @@ class Replica:
         """Joins a run at its own checkpoint, or at version 0; `advance` does the rest.
 
         Args:
-            log: where the run is, such as ``file:runs/demo``.
+            log: where the run is: an address such as ``file:runs/demo``, a join ticket, or the path of its file.
             wait: seconds to wait for the run to begin.
             checkpoint: folder that belongs to this replica alone, in which it keeps its state; None for none.
             checkpoint_interval: versions between checkpoints; None for every one of a small adapter.
@@ -101,19 +105,14 @@ class Replica:
 
         Raises:
             LogNotFound: there is no run at this address within `wait` seconds.
+            BadTicket: the ticket is mistyped, or of a format that this program does not read.
             RunMismatch: the run replays on machines like its learner's only, and this is not one; or the
-                checkpoint is another run's.
+                checkpoint is another run's; or the run is not the ticket's, as `PlanMismatch` says of the plan.
             DiskUnavailable: the checkpoint cannot be read.
             UnsafeArithmetic: this process does not round as IEEE 754 asks.
         """
         check_arithmetic()
-        opened = open_log(log, wait=wait) if isinstance(log, str) else log
-        genesis = opened.steps.read(0, wait=wait)
-        if genesis is None:
-            raise LogNotFound(
-                f"no run has begun at {opened.url} within {wait:.0f} s: start its learner, or check the address"
-            )
-        run = Run.of(genesis)
+        opened, run = open_run(log, wait)
         disk = FileDisk(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
         machine = ReplicaMachine(run, stored_parameters(opened, run))
         replica = cls(opened, run, machine, disk, checkpoint_interval, clock)
@@ -299,7 +298,8 @@ class Replica:
     def _consider(self, to: int | None) -> None:
         """Some records have been applied: is it worth to leap over those that follow?"""
         head = self.log.steps.head(at_least=self.version)
-        if (head if to is None else min(to, head)) - self.version >= _AT_SIGHT:
+        missing = (head if to is None else min(to, head)) - self.version
+        if missing * self.recoverer.measurements.rates.record_seconds >= _WORTH_A_CHOICE:
             self._recover("gap" if self._began else "start", to, replayable=True)
 
     def _recover(self, cause: str, to: int | None, replayable: bool) -> None:
