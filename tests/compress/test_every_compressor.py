@@ -112,7 +112,7 @@ def test_what_is_not_sent_stays_in_the_residual_within_rounding(name, case):
     state, residual = compressor.init(plan), torch.zeros(plan.size)
     for _ in range(3):
         before = residual.clone()
-        accumulate(plan, gradient, residual)
+        accumulate(plan, gradient, before, out=residual)
         payload, state = compressor.encode(plan, state, residual, budget_for(compressor, plan))
         decoded = compressor.decode(plan, payload)
         retain(plan, residual, decoded)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hilosync.arithmetic.gradient import LowRankBlock
 from hilosync.compress.allocate import allocate_ranks, reference_ranks
 from hilosync.compress.spar import Spar, reference_spar
-from hilosync.compress.spectra import reference_spectrum, spectra
+from hilosync.compress.spectra import (
+    completed,
+    gram_matrices,
+    leading_spectra,
+    reference_spectrum,
+    short_side_first,
+    spectra,
+)
 from hilosync.plan import AdapterPlan, Block
 
 
@@ -30,6 +37,35 @@ def test_spectra_agree_with_the_singular_value_decomposition(plan, gradient):
         np.testing.assert_allclose(spectrum.energies, reference.energies, rtol=1e-3, atol=1e-6 * reference.energies[0])
         overlap = (spectrum.basis[:, :4].T @ reference.basis[:, :4]).abs()
         torch.testing.assert_close(overlap, torch.eye(4), atol=2e-3, rtol=0)
+
+
+def test_leading_spectra_agree_with_the_whole_ones_on_what_a_budget_buys():
+    plan = AdapterPlan((Block("a", 64, 400), Block("b", 500, 64), Block("c", 64, 64), Block("d", 8, 90)))
+    generator = torch.Generator().manual_seed(4)
+    decay = torch.arange(1, 65) ** -0.7
+    gradient = torch.randn(plan.size, generator=generator)
+    plan.views(gradient)[0].mul_(decay[:, None])
+    plan.views(gradient)[1].mul_(decay)
+    grams = gram_matrices(plan, gradient)
+    whole = spectra(plan, gradient)
+    leading = leading_spectra(grams, 12)
+    assert [len(spectrum.energies) for spectrum in leading] == [12, 12, 12, 8]
+    for spectrum, other, view in zip(leading, whole, plan.views(gradient), strict=True):
+        captured = (spectrum.basis[:, :3].T @ short_side_first(view)).square().sum().item()
+        assert captured == pytest.approx(spectrum.energies[:3].sum(), rel=1e-3)
+        assert captured >= 0.96 * other.energies[:3].sum()
+    again = completed(grams, leading, [1])
+    assert [len(spectrum.energies) for spectrum in again] == [12, 64, 12, 8]
+    np.testing.assert_array_equal(again[1].energies, whole[1].energies)
+
+
+def test_a_block_that_deserves_more_than_its_leading_components_gets_them():
+    plan = AdapterPlan((Block("a", 64, 400), Block("b", 64, 400)))
+    gradient = torch.randn(plan.size, generator=torch.Generator().manual_seed(2))
+    plan.views(gradient)[1].mul_(1e-3)
+    spar, budget = Spar(), 40 * 2 * (64 + 400) + 100
+    payload, _ = spar.encode(plan, None, gradient, budget)
+    assert ranks_of(spar.decode(plan, payload)) == [40, 0]
 
 
 @pytest.mark.parametrize("exponent", [-140, -120, -60, 0, 60, 110])

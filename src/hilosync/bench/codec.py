@@ -142,24 +142,25 @@ def _measure(
     plan: AdapterPlan, compressor: Compressor, gradients: Iterable[torch.Tensor], feedback: bool
 ) -> dict[str, Any]:
     budget = budget_bytes(compressor.budget, plan)
-    state, residual = compressor.init(plan), torch.zeros(plan.size)
+    state, residual, corrected = compressor.init(plan), torch.zeros(plan.size), torch.zeros(plan.size)
     sizes, shares, bounds, encode, decode, floor, extra = [], [], [], [], [], [], []
     for gradient in gradients:
         if not feedback:
             residual.zero_()
-        floor.append(_seconds(lambda gradient=gradient: residual.add_(gradient)))
+        floor.append(_seconds(lambda gradient=gradient, residual=residual: residual.add_(gradient)))
         residual.sub_(gradient)
         with _PeakExtra() as peak:
             started = time.perf_counter()
-            accumulate(plan, gradient, residual)
-            payload, state = compressor.encode(plan, state, residual, budget)
+            accumulate(plan, gradient, residual, out=corrected)
+            payload, state = compressor.encode(plan, state, corrected, budget)
             encoded = time.perf_counter()
-        energies = [spectrum.energies for spectrum in spectra(plan, residual)]
+        energies = [spectrum.energies for spectrum in spectra(plan, corrected)]
         resumed = time.perf_counter()
         decoded = compressor.decode(plan, payload)
         read = time.perf_counter()
-        left = float(retain(plan, residual, decoded).sum())
+        left = float(retain(plan, corrected, decoded).sum())
         finished = time.perf_counter()
+        residual, corrected = corrected, residual
         total = float(sum(found.sum() for found in energies))
         sizes.append(len(payload))
         shares.append(left / total)

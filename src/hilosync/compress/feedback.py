@@ -3,25 +3,30 @@
     G' = c·G + E           c = min(1, clip/‖G‖)
     E  ← decay·(G' − Ĝ)
 
-E is the learner's alone, fp32, one flat buffer, part of its checkpoint. During a step a buffer
-holds G': the same one, or another where E must survive a step that fails:
+E is the learner's alone, fp32, one flat buffer, part of its checkpoint. During a step another buffer
+holds G', since E + G − G is not E in floating point and a step may fail:
 
-    energies = accumulate(plan, gradient, residual)     # residual now holds G'
-    payload, state = compressor.encode(plan, state, residual, budget)
+    energies = accumulate(plan, gradient, residual, out=corrected)      # corrected holds G'
+    payload, state = compressor.encode(plan, state, corrected, budget)
     decoded = compressor.decode(plan, payload)
-    left = retain(plan, residual, decoded, decay)       # residual holds E again
+    left = retain(plan, corrected, decoded, decay)                      # corrected holds the new E
 
 Replicas never see E, so its rounding is free to differ between learners.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
-from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
-from hilosync.compress.finite import LARGEST, largest_magnitude
-from hilosync.plan import AdapterPlan
+from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock, LowRankBlock
+from hilosync.compress.blocks import each_block
+from hilosync.compress.finite import largest_magnitude
+from hilosync.compress.passes import add_scaled, energy
+from hilosync.compress.products import subtract_product
+from hilosync.plan import AdapterPlan, Block
 
 __all__ = ["accumulate", "default_decay", "project_out", "reference_residual", "retain"]
 
@@ -34,9 +39,6 @@ _CAUTIOUS_DECAY = 0.95
 _SPANNED = 1e-6
 """Singular values of a left factor, relative to the largest, below which a direction was not shipped."""
 
-_UNSUSPECTED = LARGEST / 2
-"""A norm below which every element is surely within the limit, whatever rounding the norm has suffered."""
-
 
 def default_decay(optimizer: str) -> float:
     """The decay of E that suits the optimizer of this name."""
@@ -48,38 +50,39 @@ def accumulate(
     gradient: torch.Tensor,
     residual: torch.Tensor,
     clip: float | None = None,
-    out: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor,
 ) -> np.ndarray:
-    """Makes G' = c·G + E, in place of E unless another buffer is given.
+    """Makes G' = c·G + E in a buffer of its own, so that E outlives a step that fails.
 
     Args:
         plan: the adapter's tensors.
         gradient: G, flat, fp32, shape (plan.size,); not changed.
-        residual: E, of the same shape; G' afterwards, unless `out` takes it.
+        residual: E, of the same shape; not changed.
         clip: largest norm of G that enters; None for no limit. Clipping comes before E is added,
             so a step's gradient is bounded and what was left out earlier is not.
-        out: of the same shape, takes G'; None to overwrite E.
+        out: of the same shape; G' afterwards.
 
     Returns:
         ‖G‖² of each block before clipping, fp64, shape (blocks,).
 
     Raises:
         NonFinite: G or G' holds NaN, Inf or a value beyond 2^120, which no compressor takes; names the
-            tensor; E is unchanged.
+            tensor.
     """
     views = plan.views(gradient)
-    energies = np.array([_energy(view) for view in views])
-    for block, view, energy in zip(plan.blocks, views, energies, strict=True):
-        # No element exceeds its block's norm, so that most blocks need no second look.
-        if not energy <= _UNSUSPECTED**2:
-            largest_magnitude(block, view)
-    norm = float(np.sqrt(energies.sum()))
-    factor = 1.0 if clip is None or norm <= clip else clip / norm
-    if not factor * norm + torch.linalg.vector_norm(residual).item() <= _UNSUSPECTED:
-        for block, view, left in zip(plan.blocks, views, plan.views(residual), strict=True):
-            largest_magnitude(block, torch.add(left, view, alpha=factor), "the sum of gradient and residual")
-    torch.add(residual, gradient, alpha=factor, out=residual if out is None else out)
-    return energies
+    factor = 1.0
+    if clip is not None:
+        energies = each_block(lambda block, view: _checked(block, view, _squares(view)), plan.blocks, views)
+        factor = min(1.0, clip / math.sqrt(sum(energies)) if any(energies) else 1.0)
+
+    def add(block: Block, view: torch.Tensor, left: torch.Tensor, target: torch.Tensor) -> float:
+        sent, summed = _add(left, view, factor, target)
+        sent = _checked(block, view, sent)
+        _checked(block, target, summed, "the sum of gradient and residual")
+        return sent
+
+    return np.array(each_block(add, plan.blocks, views, plan.views(residual), plan.views(out)))
 
 
 def retain(
@@ -101,15 +104,18 @@ def retain(
     Returns:
         ‖E‖² of each block, fp64, shape (blocks,).
     """
-    views = plan.views(corrected)
-    energies = np.zeros(len(views))
-    for index, (view, block) in enumerate(zip(views, decoded, strict=True)):
-        if isinstance(block, LowRankBlock):
-            left, right = block.left.to(view.device), block.right.to(view.device)
-            view.addmm_(left, right, beta=decay, alpha=-decay * block.scale)
-        else:
-            view.sub_(block.values.to(view.device)).mul_(decay)
-        energies[index] = _energy(view)
+
+    def subtract(view: torch.Tensor, block: LowRankBlock | DenseBlock) -> float:
+        if not isinstance(block, LowRankBlock):
+            return _squares(view.sub_(block.values.to(view.device)).mul_(decay))
+        left, right = block.left.to(view.device) * (decay * block.scale), block.right.to(view.device)
+        if view.device.type != "cpu":
+            return _squares(view.addmm_(left, right, beta=decay, alpha=-1))
+        factors = left.contiguous().numpy(), right.contiguous().numpy()
+        squares = subtract_product(view.numpy(), *factors, np.float32(decay))
+        return squares if _plausible(squares) else _squares(view)
+
+    energies = np.array(each_block(subtract, plan.views(corrected), decoded))
     norm = float(np.sqrt(energies.sum()))
     if cap is not None and norm > cap:
         corrected.mul_(cap / norm)
@@ -148,9 +154,37 @@ def reference_residual(
     return decay * ((gradient + residual) - decoded)
 
 
-def _energy(view: torch.Tensor) -> float:
+def _plausible(energy: float) -> bool:
+    """Whether sums of squares have surely stayed within fp32's range, and every element within the limit."""
+    return 1e-30 <= energy <= 1e30
+
+
+def _add(left: torch.Tensor, view: torch.Tensor, factor: float, out: torch.Tensor) -> tuple[float, float]:
+    """out ← left + factor·view, and ‖view‖² and ‖out‖², which may have left fp32's range."""
+    if out.device.type != "cpu":
+        torch.add(left, view, alpha=factor, out=out)
+        return _squares(view), _squares(out)
+    flat = (tensor.flatten().numpy() for tensor in (left, view))
+    return add_scaled(*flat, np.float32(factor), out.view(-1).numpy())
+
+
+def _squares(view: torch.Tensor) -> float:
     """‖view‖², in fp64 when fp32 squares would leave its range."""
-    norm = torch.linalg.vector_norm(view).item()
-    if 1e-15 <= norm <= 1e15:
-        return norm**2
+    squares = (
+        energy(view.flatten().numpy()) if view.device.type == "cpu" else torch.linalg.vector_norm(view).item() ** 2
+    )
+    if _plausible(squares):
+        return squares
     return torch.linalg.vector_norm(view, dtype=torch.float64).item() ** 2
+
+
+def _checked(block: Block, view: torch.Tensor, squares: float, subject: str = "the gradient") -> float:
+    """‖view‖² of a block whose elements are all within the limit; `squares` is what fp32 made of it.
+
+    Raises:
+        NonFinite: an element is not; names the tensor.
+    """
+    if _plausible(squares):
+        return squares
+    largest_magnitude(block, view, subject)
+    return _squares(view)

@@ -19,14 +19,18 @@ import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.compress.allocate import allocate_ranks
+from hilosync.compress.blocks import each_block
 from hilosync.compress.factors import component_bytes, decode_factors, describe_factors, encode_factors, overhead
 from hilosync.compress.payload import Kind
-from hilosync.compress.spectra import project, short_side_first, spectra
+from hilosync.compress.spectra import Spectrum, completed, gram_matrices, leading_spectra, project
 from hilosync.compress.state import require_names
 from hilosync.errors import BudgetTooSmall
 from hilosync.plan import AdapterPlan
 
 __all__ = ["Spar", "reference_spar"]
+
+_USUAL_RANK = 12
+"""Components to look for first; the usual budget, one rank of every block, seldom gives a block more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,15 @@ class Spar:
                 f"spar needs at least {smallest} bytes of payload for one component of one block, "
                 f"got {budget}; raise the budget"
             )
-        found = spectra(plan, gradient)
+        grams = gram_matrices(plan, gradient)
+        found, short = leading_spectra(grams, _USUAL_RANK), [0]
         costs = [component_bytes(block) for block in plan.blocks]
-        ranks = allocate_ranks([spectrum.energies for spectrum in found], costs, budget - overhead(plan))
-        factors = []
-        for matrix, spectrum, rank in zip(plan.views(gradient), found, ranks, strict=True):
-            U = spectrum.basis[:, :rank].bfloat16().float()
-            V = torch.from_numpy(project(U.T.cpu().numpy(), short_side_first(matrix)))
-            factors.append((U, V) if matrix.shape[0] <= matrix.shape[1] else (V.T, U.T))
+        ranks: list[int] = []
+        while short:
+            ranks = allocate_ranks([spectrum.energies for spectrum in found], costs, budget - overhead(plan))
+            short = [b for b, rank in enumerate(ranks) if rank == len(found[b].energies) < len(grams.matrices[b])]
+            found = completed(grams, found, short)
+        factors = each_block(_factors, plan.views(gradient), found, ranks)
         return encode_factors(Kind.SPAR, plan, factors), None
 
     def decode(self, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:
@@ -84,6 +89,13 @@ class Spar:
     def describe(self, plan: AdapterPlan, payload: bytes | memoryview) -> list[dict[str, Any]]:
         """Rank and bytes of each block."""
         return describe_factors(Kind.SPAR, plan, payload)
+
+
+def _factors(matrix: torch.Tensor, spectrum: Spectrum, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """U_k as bf16 holds it and the projection on it, in the block's orientation."""
+    U = spectrum.basis[:, :rank].bfloat16().float()
+    V = torch.from_numpy(project(U.T.cpu().numpy(), matrix))
+    return (U, V) if matrix.shape[0] <= matrix.shape[1] else (V.T, U.T)
 
 
 def reference_spar(matrix: torch.Tensor, rank: int) -> torch.Tensor:

@@ -3,32 +3,66 @@
 A block G is seen with its short side first, G (r×n), r ≤ n: a block with more rows than columns
 (LoRA's B) is taken as its transpose. With K = G·Gᵀ = U·diag(σ²)·Uᵀ, component i of the block is
 u_i·(u_iᵀG) and carries the energy σ_i². K is r×r, so this costs one pass over G.
+
+A budget buys few components of a block, so `leading_spectra` finds those alone: two rounds of
+subspace iteration on K, then a Rayleigh–Ritz step. Its energies are exactly those of its basis
+vectors, at most a few thousandths below σ²; whoever has chosen all that it was given asks `completed`
+for the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 
+from hilosync.compress import products
+from hilosync.compress.blocks import each_block
 from hilosync.compress.finite import largest_magnitude
 from hilosync.plan import AdapterPlan, Block
 
-__all__ = ["Spectrum", "project", "reference_spectrum", "short_side_first", "spectra"]
+__all__ = [
+    "Grams",
+    "Spectrum",
+    "completed",
+    "gram_matrices",
+    "leading_spectra",
+    "project",
+    "reference_spectrum",
+    "short_side_first",
+    "spectra",
+]
 
 _SAFE_ENERGY = (1e-20, 1e30)
 """Block energies ‖G‖² within which neither K nor its eigenvalues under- or overflow in fp32."""
 
+_ROUNDS = 2
+"""Of subspace iteration: a third one finds no more than a thousandth of the residual energy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grams:
+    """K of all blocks.
+
+    Attributes:
+        matrices: K = 2^−2e·G·Gᵀ of each block, fp32, shape (r, r).
+        exponents: e of each block, 0 unless K would leave fp32's range.
+    """
+
+    matrices: list[torch.Tensor]
+    exponents: np.ndarray
+
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """One block in its singular basis.
+    """One block in its singular basis, or the leading part of it.
 
     Attributes:
-        energies: σ², descending, fp64, shape (r,).
-        basis: U, shape (r, r), fp32; column i belongs to energies[i].
+        energies: σ², descending, fp64, shape (m,), m ≤ r.
+        basis: U, shape (r, m), fp32; column i belongs to energies[i].
     """
 
     energies: np.ndarray
@@ -40,8 +74,8 @@ def short_side_first(matrix: torch.Tensor) -> torch.Tensor:
     return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
 
 
-def spectra(plan: AdapterPlan, gradient: torch.Tensor) -> list[Spectrum]:
-    """Spectra of all blocks: one Gram matrix each, eigendecompositions batched over equal short sides.
+def gram_matrices(plan: AdapterPlan, gradient: torch.Tensor) -> Grams:
+    """K of every block.
 
     Args:
         plan: the adapter's tensors.
@@ -50,20 +84,47 @@ def spectra(plan: AdapterPlan, gradient: torch.Tensor) -> list[Spectrum]:
     Raises:
         NonFinite: a block holds NaN, Inf or a value beyond 2^120; names the tensor.
     """
-    matrices = [short_side_first(matrix) for matrix in plan.views(gradient)]
-    found: dict[int, Spectrum] = {}
-    for short, members in _by_short_side(matrices):
-        grams = gradient.new_empty(len(members), short, short)
-        exponents = [
-            _gram(plan.blocks[index], matrices[index], gram) for index, gram in zip(members, grams, strict=True)
-        ]
-        ascending, bases = torch.linalg.eigh(grams)
-        energies = ascending.flip(-1).clamp_(min=0).double().cpu().numpy()
-        energies = np.ldexp(energies, 2 * np.array(exponents)[:, None])
-        found |= {
-            index: Spectrum(*pair) for index, *pair in zip(members, energies, bases.flip(-1).unbind(), strict=True)
-        }
-    return [found[index] for index in range(len(matrices))]
+    found = each_block(_gram, plan.blocks, plan.views(gradient))
+    return Grams([K for K, _ in found], np.array([exponent for _, exponent in found]))
+
+
+def spectra(plan: AdapterPlan, gradient: torch.Tensor) -> list[Spectrum]:
+    """The whole spectra of all blocks; arguments and errors are those of `gram_matrices`."""
+    grams = gram_matrices(plan, gradient)
+    return completed(grams, [None] * len(plan.blocks), range(len(plan.blocks)))
+
+
+def leading_spectra(grams: Grams, count: int) -> list[Spectrum]:
+    """About the `count` largest components of each block, or all of them where r is not much larger."""
+
+    def decompose(K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if K.shape[-1] <= 2 * count:
+            return torch.linalg.eigh(K)
+        # Traces of 1: rounds may not leave fp32's range. The zero block keeps its zeros.
+        trace = K.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=_SAFE_ENERGY[0])[:, None, None]
+        unit = K / trace
+        Q = _start(K.shape[-1], count).to(K.device).expand(len(K), -1, -1)
+        for _ in range(_ROUNDS):
+            Q = torch.linalg.qr(torch.bmm(unit, Q)).Q
+        ascending, turns = torch.linalg.eigh(torch.bmm(Q.mT, torch.bmm(unit, Q)))
+        return ascending * trace[:, 0], torch.bmm(Q, turns)
+
+    found = _decomposed(grams, range(len(grams.matrices)), decompose)
+    return [found[index] for index in range(len(grams.matrices))]
+
+
+def completed(grams: Grams, found: Sequence[Spectrum | None], indices: Iterable[int]) -> list[Spectrum]:
+    """`found`, with the whole spectra of the blocks at these positions."""
+    whole = _decomposed(grams, indices, torch.linalg.eigh)
+    merged = [whole.get(index, spectrum) for index, spectrum in enumerate(found)]
+    return [spectrum for spectrum in merged if spectrum is not None]
+
+
+def project(P: np.ndarray, matrix: torch.Tensor) -> np.ndarray:
+    """P·G for a P of few rows and a block with its short side first, fp32, shape (k, n)."""
+    if matrix.device.type == "cpu":
+        return products.project(np.ascontiguousarray(P), matrix.numpy())
+    return (torch.from_numpy(P).to(matrix.device) @ short_side_first(matrix)).cpu().numpy()
 
 
 def reference_spectrum(matrix: torch.Tensor) -> Spectrum:
@@ -72,43 +133,48 @@ def reference_spectrum(matrix: torch.Tensor) -> Spectrum:
     return Spectrum((sigma**2).cpu().numpy(), U.float())
 
 
-def _gram_matrix(matrix: torch.Tensor, out: torch.Tensor) -> None:
-    """Writes G·Gᵀ to `out`."""
-    if matrix.device.type == "cpu":
-        # NumPy sees that both factors are one array and computes one triangle (syrk).
-        G = matrix.numpy()
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at the trace
-            np.matmul(G, G.T, out=out.numpy())
-    else:
-        torch.mm(matrix, matrix.T, out=out)
+@cache
+def _start(short: int, count: int) -> torch.Tensor:
+    """Random directions, the same at every step."""
+    return torch.randn(short, count, generator=torch.Generator().manual_seed(0))
 
 
-def project(P: np.ndarray, matrix: torch.Tensor) -> np.ndarray:
-    """P·G for a P of few rows, fp32, shape (k, n)."""
-    if matrix.device.type == "cpu":
-        # NumPy's BLAS is the faster one for such flat products.
-        return P @ matrix.numpy()
-    return (torch.from_numpy(P).to(matrix.device) @ matrix).cpu().numpy()
-
-
-def _by_short_side(matrices: Sequence[torch.Tensor]) -> Iterator[tuple[int, list[int]]]:
+def _decomposed(
+    grams: Grams, indices: Iterable[int], decompose: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+) -> dict[int, Spectrum]:
+    """Spectra by position; `decompose` gets the blocks of one short side as a batch, and values come ascending."""
     groups: dict[int, list[int]] = {}
-    for index, matrix in enumerate(matrices):
-        groups.setdefault(matrix.shape[0], []).append(index)
-    yield from groups.items()
+    for index in indices:
+        groups.setdefault(len(grams.matrices[index]), []).append(index)
+    found: dict[int, Spectrum] = {}
+    for members in groups.values():
+        ascending, bases = decompose(torch.stack([grams.matrices[index] for index in members]))
+        energies = ascending.flip(-1).clamp_(min=0).double().cpu().numpy()
+        energies = np.ldexp(energies, 2 * grams.exponents[members][:, None])
+        bases = bases.flip(-1)
+        found |= {index: Spectrum(energies[row], bases[row]) for row, index in enumerate(members)}
+    return found
 
 
-def _gram(block: Block, matrix: torch.Tensor, out: torch.Tensor) -> int:
-    """Writes K of 2^−e·G to `out` and returns e, which is 0 unless K would leave fp32's range."""
-    _gram_matrix(matrix, out)
-    energy = out.trace().item()
+def _gram(block: Block, matrix: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """K of 2^−e·G, and e, which is 0 unless K would leave fp32's range."""
+    K = _gram_matrix(matrix)
+    energy = K.trace().item()
     if _SAFE_ENERGY[0] <= energy <= _SAFE_ENERGY[1]:
-        return 0
+        return K, 0
     magnitude = largest_magnitude(block, matrix)
     if magnitude == 0.0:
-        return 0
+        return K, 0
     exponent = int(np.frexp(magnitude)[1])
     # Two factors, since 2^149 is no fp32 value.
-    scaled = matrix * 2.0 ** (-exponent // 2) * 2.0 ** (-exponent - (-exponent // 2))
-    _gram_matrix(scaled, out)
-    return exponent
+    return _gram_matrix(matrix * 2.0 ** (-exponent // 2) * 2.0 ** (-exponent - (-exponent // 2))), exponent
+
+
+def _gram_matrix(matrix: torch.Tensor) -> torch.Tensor:
+    """G·Gᵀ with the short side first."""
+    if matrix.device.type != "cpu":
+        G = short_side_first(matrix)
+        return G @ G.T
+    K = torch.empty(min(matrix.shape), min(matrix.shape))
+    products.gram(matrix.numpy(), K.numpy())
+    return K

@@ -1,0 +1,60 @@
+"""Single passes over flat buffers, which are bound by memory: what can be done in one visit is.
+
+Squares are summed in fp32 over some thousand elements and in fp64 beyond. Where squares leave fp32's
+range, the caller sees a sum that is not a plausible one and looks again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = ["add_scaled", "energy"]
+
+_RUN = 4096
+"""Elements whose sum stays in the innermost cache: three times 16 KiB."""
+
+_fast: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
+_kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
+
+
+@_fast
+def _sum_of_squares(values):
+    total = np.float32(0)
+    for i in range(len(values)):
+        total += values[i] * values[i]
+    return total
+
+
+@_fast
+def _add_run(residual, gradient, factor, out):
+    sent, summed = np.float32(0), np.float32(0)
+    for i in range(len(gradient)):
+        total = residual[i] + factor * gradient[i]
+        out[i] = total
+        sent += gradient[i] * gradient[i]
+        summed += total * total
+    return sent, summed
+
+
+@_kernel
+def energy(values):
+    """‖values‖² of a flat fp32 array."""
+    total = 0.0
+    for start in range(0, len(values), _RUN):
+        total += _sum_of_squares(values[start : start + _RUN])
+    return total
+
+
+@_kernel
+def add_scaled(residual, gradient, factor, out):
+    """out ← residual + factor·gradient; returns ‖gradient‖² and ‖out‖². All flat, fp32, and distinct."""
+    sent, summed = 0.0, 0.0
+    for start in range(0, len(gradient), _RUN):
+        run = slice(start, start + _RUN)
+        more_sent, more_summed = _add_run(residual[run], gradient[run], factor, out[run])
+        sent += more_sent
+        summed += more_summed
+    return sent, summed
