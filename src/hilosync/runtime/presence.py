@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 
 import msgspec
 
-from hilosync.errors import LogError
+from hilosync.errors import Fenced, LogError
 from hilosync.log import Mailbox
 
 __all__ = ["LEARNER", "Heartbeat", "Notice", "Presence", "Roll"]
@@ -29,7 +29,7 @@ class Notice(msgspec.Struct, frozen=True):
         sender: its name; `LEARNER` for the learner.
         incarnation: random text that changes when the process is started again under the same name.
         beat: grows while the process lives.
-        state: ``joining``, ``serving``, ``finished``, or ``failed``.
+        state: ``joining``, ``serving``, ``diverged`` (until it has healed), ``finished``, or ``failed``.
         version: the policy version held.
         digest: hex digest of that version.
         checks: digests compared so far.
@@ -73,6 +73,8 @@ class Heartbeat:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._stop.set()
         self._thread.join(timeout=10 * self._interval)
+        if isinstance(error, Fenced):
+            return  # another learner has taken the place and the name of this one, which has no say any more
         if error is not None and self._notice.state != "failed":
             self._notice = msgspec.structs.replace(self._notice, state="failed", detail=str(error))
         # Whoever leaves because the storage failed must not have that error replaced by another.
@@ -149,8 +151,12 @@ class Roll:
         return [notice for name, (notice, _) in sorted(self._entries.items()) if name != LEARNER]
 
     def living(self, silence: float) -> list[Notice]:
-        """The notices of the workers that have been heard within `silence` seconds."""
-        return [worker for worker in self.workers() if self.alive(worker.incarnation, silence)]
+        """The notices of the workers that have been heard within `silence` seconds, and are not done."""
+        return [
+            worker
+            for worker in self.workers()
+            if worker.state not in ("finished", "failed") and self.silence(worker.sender) <= silence
+        ]
 
     def alive(self, incarnation: str, silence: float) -> bool:
         """Whether the process of this incarnation has been heard within `silence` seconds."""
