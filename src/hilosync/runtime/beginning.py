@@ -29,6 +29,7 @@ def describe_run(
     seed: int,
     base_model: str | None,
     task: dict[str, Any] | None,
+    public_key: bytes | None = None,
 ) -> bytes:
     """Record 0 of a new run on an empty log; an adapter that does not follow from the seed is stored beside it.
 
@@ -41,6 +42,7 @@ def describe_run(
         seed: of the initial adapter.
         base_model: path or hub id of the base model, or None.
         task: what workers need to generate, as JSON values.
+        public_key: of the learner that signs every record, 32 bytes; None for a run without signatures.
 
     Raises:
         RunMismatch: the log holds a run already.
@@ -68,5 +70,6 @@ def describe_run(
             peft=binding.peft_config,
             initial="seed" if initial is None else log.blobs.put(save_safetensors({"params": initial})),
             task=task or {},
+            key=None if public_key is None else public_key.hex(),
         )
     )

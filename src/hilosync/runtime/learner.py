@@ -12,7 +12,7 @@ import torch
 
 from hilosync.arithmetic.guards import check_arithmetic
 from hilosync.compress import Compressor
-from hilosync.errors import LogNotFound, PlanMismatch
+from hilosync.errors import ConfigurationError, LogNotFound, PlanMismatch
 from hilosync.log import Log, open_log
 from hilosync.optim import Optimizer
 from hilosync.optim.schedules import Schedule
@@ -24,6 +24,7 @@ from hilosync.runtime.checkpoint import Checkpoints
 from hilosync.runtime.disk import Disk, FileDisk
 from hilosync.runtime.publisher import StepPublisher
 from hilosync.runtime.resumption import Resumption, check_same_run, restore_learner
+from hilosync.wire import public_key_of, signer
 
 __all__ = ["Learner"]
 
@@ -64,6 +65,7 @@ class Learner(StepPublisher):
         checkpoint: str | Path | Disk | None = None,
         checkpoint_interval: int | None = None,
         extra: Any = None,
+        signing_key: bytes | None = None,
     ):
         """Begins a run: writes its genesis and gives the model the policy of version 0.
 
@@ -91,6 +93,8 @@ class Learner(StepPublisher):
             checkpoint: folder that belongs to this learner alone, from which `resume` goes on; None for none.
             checkpoint_interval: versions between checkpoints; None for every one of a small adapter.
             extra: see the property.
+            signing_key: Ed25519 private key, 32 bytes, that signs every record; its public half stands in the
+                genesis, and a join ticket pins it. None for a run without signatures.
 
         Raises:
             ConfigurationError: an interval, or `keep_recent`, is below 1.
@@ -104,12 +108,21 @@ class Learner(StepPublisher):
         log = open_log(log, create=True) if isinstance(log, str) else log
         initial = None if binding.restartable else binding.read()
         genesis = describe_run(
-            log, binding, optimizer, compressor, initial=initial, seed=seed, base_model=base_model, task=task
+            log,
+            binding,
+            optimizer,
+            compressor,
+            initial=initial,
+            seed=seed,
+            base_model=base_model,
+            task=task,
+            public_key=None if signing_key is None else public_key_of(signing_key),
         )
         run = Run.of(genesis)
         machine = LearnerMachine(
             replace(run, optimizer=optimizer, compressor=compressor),
             epoch=new_epoch(0, _entropy()),
+            sign=None if signing_key is None else signer(signing_key),
             initial=initial,
             decay=feedback_decay,
             clip=max_grad_norm,
@@ -142,6 +155,7 @@ class Learner(StepPublisher):
         keep_recent: int | None = 2,
         checkpoint: str | Path | Disk | None = None,
         checkpoint_interval: int | None = None,
+        signing_key: bytes | None = None,
     ) -> Learner:
         """Goes on with a run in the place of the learner that began or last resumed it, wherever that died.
 
@@ -166,8 +180,10 @@ class Learner(StepPublisher):
             anchor_interval: as for `Learner`.
             keep_recent: as for `Learner`.
             checkpoint_interval: as for `Learner`.
+            signing_key: as for `Learner`; the run's own.
 
         Raises:
+            ConfigurationError: the run is signed with another key, or one is missing or not wanted.
             LogNotFound: no run has begun at this address.
             RunMismatch: the run was begun with another optimizer, compressor or budget, with both values; the
                 checkpoint is another run's, or of a version that the log has lost.
@@ -189,10 +205,21 @@ class Learner(StepPublisher):
                 f"this learner has {sorted({b.group for b in binding.plan.blocks})}: give `param_group` as before"
             )
         check_same_run(log, run, optimizer, compressor)
+        if signing_key is not None and run.genesis.key not in (None, public_key_of(signing_key).hex()):
+            raise ConfigurationError(
+                f"{log.url} is signed with key {run.genesis.key}, this learner's key is "
+                f"{public_key_of(signing_key).hex()}: give it the run's own private key"
+            )
         own = replace(run, optimizer=optimizer, compressor=compressor)
         checkpoints = _checkpoints(checkpoint, run, checkpoint_interval)
         snapshots = None if anchor_interval is None else SnapshotWriter(log, run, anchor_interval, keep_recent)
-        machine = LearnerMachine(own, decay=feedback_decay, clip=max_grad_norm, residual_cap=residual_cap)
+        machine = LearnerMachine(
+            own,
+            sign=None if signing_key is None else signer(signing_key),
+            decay=feedback_decay,
+            clip=max_grad_norm,
+            residual_cap=residual_cap,
+        )
         restored = restore_learner(log, run, compressor, checkpoints, machine.decay)
         machine.epoch = new_epoch(restored.newest_epoch, _entropy())
         machine.rebase(restored.machine.state, restored.machine.position, restored.residual, restored.encoder)
