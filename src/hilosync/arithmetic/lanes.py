@@ -88,21 +88,21 @@ def _vector_of(array):
     return _lanes if array.dtype == types.float32 else _doubles
 
 
-def _each(kind: Any, builder, value):
+def _each(kind, builder, value) -> list[tuple[Any, Any]]:
     """(type, value) of every item of a tuple, or of the value alone."""
-    if isinstance(kind, types.BaseTuple):
-        return [(kind[n], builder.extract_value(value, n)) for n in range(len(kind))]
+    if isinstance(kind, types.UniTuple):
+        return [(kind.dtype, builder.extract_value(value, n)) for n in range(kind.count)]
     return [(kind, value)]
 
 
 def _whole(context, builder, kind, values):
-    return context.make_tuple(builder, kind, values) if isinstance(kind, types.BaseTuple) else values[0]
+    return context.make_tuple(builder, kind, values) if isinstance(kind, types.UniTuple) else values[0]
 
 
 def _loaded(buffers):
     """The type that is loaded from one array or pointer, or from a tuple of them."""
-    if isinstance(buffers, types.BaseTuple):
-        return types.UniTuple(_lanes, len(buffers))
+    if isinstance(buffers, types.UniTuple):
+        return types.UniTuple(_lanes, buffers.count)
     return _vector_of(buffers)
 
 
@@ -300,7 +300,7 @@ def absorb(typing, sums, buffers):
 
     def codegen(context, builder, signature, arguments):
         plain, ramped = (builder.extract_value(arguments[0], n) for n in range(2))
-        rotated = []
+        rotated: list[Any] = []
         for buffer, (_, lanes) in enumerate(_each(signature.args[1], builder, arguments[1])):
             left = rotation(buffer)
             words = builder.bitcast(lanes, _W4)
