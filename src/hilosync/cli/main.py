@@ -22,6 +22,7 @@ _COMMANDS = {
     "demo": "Watch a learner and two workers train a tiny model.",
     "inspect": "Show what a log holds.",
     "learn": "Run the learner of a run.",
+    "ticket": "Print what a new worker needs to join a run.",
     "verify": "Fold a whole log and check every digest.",
     "work": "Run one worker of a run.",
 }

@@ -7,7 +7,6 @@ import sys
 
 import click
 
-from hilosync.log import open_log
 from hilosync.rl.recipe import Recipe
 from hilosync.rl.serving import answer_with
 from hilosync.runtime import Limits, Notice, Replica, Worker
@@ -16,20 +15,23 @@ __all__ = ["command"]
 
 
 @click.command("work")
-@click.argument("log")
+@click.argument("run")
 @click.option("--name", help="Name of this worker; by default one made of the process id.")
 @click.option("--wait", default=300.0, show_default=True, help="Seconds to wait for the run to begin.")
 @click.option("--patience", default=60.0, show_default=True, help="Seconds of silence after which the learner is gone.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads to compute with.")
 @click.option("--device", help="Where to compute; by default what the run's recipe says.")
-def command(log: str, name: str | None, wait: float, patience: float, threads: int, device: str | None) -> None:
-    """Run one worker: follow LOG, generate rollouts for its learner until the run is finished."""
+def command(run: str, name: str | None, wait: float, patience: float, threads: int, device: str | None) -> None:
+    """Run one worker: follow RUN, generate rollouts for its learner until the run is finished.
+
+    RUN is a join ticket (`hilo ticket`), a file that holds one, or the address of a log.
+    """
     import msgspec
     import torch
 
     torch.set_num_threads(threads)
     name = name or f"worker-{os.getpid()}"
-    replica = Replica.join(open_log(log, wait=wait))
+    replica = Replica.join(run, wait=wait)
     recipe = Recipe.from_json(replica.run.genesis.task)
     if device is not None:
         recipe = msgspec.structs.replace(recipe, device=device)
