@@ -31,6 +31,23 @@ def test_every_optimizer_is_timed_against_its_floor(monkeypatch, optimizer):
     assert lines
 
 
+def test_two_threads_are_compared_with_one(monkeypatch):
+    small = AdapterPlan((Block("a", 8, 40), Block("b", 70, 8)))
+    monkeypatch.setattr(replay, "adapter_plan", lambda model, rank: small)
+    result = replay.run_replay(threads=2, repeats=2)
+    assert result["speedup"] > 0 and result["floor_speedup"] > 0
+
+
+def test_muon_of_torch_is_timed_on_one_layer_of_equal_layers(monkeypatch):
+    layer = ((8, 40), (70, 8))
+    equal = AdapterPlan(tuple(Block(f"{n}.{shape}", *shape) for n in range(3) for shape in layer))
+    monkeypatch.setattr(replay, "adapter_plan", lambda model, rank: equal)
+    assert replay.run_replay(optimizer="muon", repeats=1)["torch_muon_blocks"] == 2
+    unequal = AdapterPlan((*equal.blocks, Block("last", 8, 8)))
+    monkeypatch.setattr(replay, "adapter_plan", lambda model, rank: unequal)
+    assert replay.run_replay(optimizer="muon", repeats=1)["torch_muon_blocks"] == 7
+
+
 def test_an_unknown_optimizer_is_named():
     with pytest.raises(UnknownName, match="adamw"):
         replay.run_replay(optimizer="adagrad")

@@ -63,10 +63,12 @@ def run_replay(
     Returns:
         `params`; `floor_ms` (reading and writing exactly the state that the optimizer must touch, in one
         pass); `replay_ms`; `ratio_to_floor`; `torch_fused_ms` (null where torch has none on the CPU);
-        `torch_foreach_ms`; `torch_muon_ms` for Muon; `ratio_to_torch` (to the fused one, to
-        `torch.optim.Muon` for Muon); `digest_ms` and `digest_overhead` (state sums in the loop and the
-        chained digest after it, as a fraction of the replay); `peak_extra_mb` and `peak_extra` (as a
-        fraction of the state); and the arguments. Times are medians in milliseconds.
+        `torch_foreach_ms`; `torch_muon_ms` for Muon, scaled up from the first `torch_muon_blocks` blocks,
+        of which the others are a repetition; `ratio_to_torch` (to the fused one, to `torch.optim.Muon` for
+        Muon); `digest_ms` and `digest_overhead` (state sums in the loop and the chained digest after it,
+        as a fraction of the replay); with more than one thread `speedup` and `floor_speedup` (of replay
+        and floor over one thread, in the same rounds); `peak_extra_mb` and `peak_extra` (as a fraction of
+        the state); and the arguments. Times are medians in milliseconds.
 
     Raises:
         UnknownName: there is no such model or optimizer.
@@ -118,7 +120,10 @@ def _measure(
         contenders["bare"] = lambda: replay(bare, plan, state, gradient, scalars)
     else:
         contenders["sums"] = lambda: _sum_all(plan, state)
-    contenders |= _torch_contenders(name, plan, state)
+    layer = _repeated(plan)
+    contenders |= _torch_contenders(name, plan, state, layer)
+    if threads > 1:
+        contenders |= {"floor_single": _on_one_thread(floor), "replay_single": _on_one_thread(step)}
 
     for contender in contenders.values():
         contender()
@@ -129,10 +134,12 @@ def _measure(
         for key, contender in contenders.items():
             begin = time.perf_counter()
             contender()
-            rounds[key].append(1e3 * (time.perf_counter() - begin))
+            times = len(plan.blocks) / layer if key == "torch_muon" else 1
+            rounds[key].append(1e3 * times * (time.perf_counter() - begin))
     return {
         "params": plan.size,
         **_figures(rounds),
+        "torch_muon_blocks": layer if name == "muon" else None,
         "peak_extra_mb": None if extra is None else extra / 1e6,
         "peak_extra": None if extra is None else extra / (4 * plan.size * len(state.buffers())),
         "model": model,
@@ -169,6 +176,8 @@ def _figures(rounds: dict[str, list[float]]) -> dict[str, float | None]:
         "ratio_to_torch": ratio("replay", "torch_muon" if "torch_muon" in rounds else "torch_fused"),
         "digest_ms": median(digest),
         "digest_overhead": median(overheads),
+        "speedup": ratio("replay_single", "replay") if "replay_single" in rounds else None,
+        "floor_speedup": ratio("floor_single", "floor") if "floor_single" in rounds else None,
     }
 
 
@@ -204,8 +213,28 @@ def _sum_all(plan: AdapterPlan, state: PolicyState) -> None:
         kernels.sum_rows(p, m, start, block.columns, 0, block.rows)
 
 
-def _torch_contenders(name: str, plan: AdapterPlan, state: PolicyState) -> dict[str, Callable[[], object]]:
-    """torch's own steps over the same memory, given the dense gradient that replay never builds."""
+def _on_one_thread(contender: Callable[[], None]) -> Callable[[], None]:
+    def alone() -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        contender()
+        torch.set_num_threads(threads)
+
+    return alone
+
+
+def _repeated(plan: AdapterPlan) -> int:
+    """The number of blocks whose shapes, repeated, are those of the whole plan: the blocks of one layer."""
+    shapes = [(block.rows, block.columns) for block in plan.blocks]
+    periods = (count for count in range(1, len(shapes) + 1) if len(shapes) % count == 0)
+    return next(count for count in periods if shapes == shapes[:count] * (len(shapes) // count))
+
+
+def _torch_contenders(name: str, plan: AdapterPlan, state: PolicyState, layer: int) -> dict[str, Callable[[], object]]:
+    """torch's own steps over the same memory, given the dense gradient that replay never builds.
+
+    `torch.optim.Muon` takes the first `layer` blocks alone: on a CPU without bf16 all would take minutes.
+    """
     if name == "lion":
         return {}
     params, gradients = plan.views(state.params), plan.views(_noise(plan.size, 1e-3))
@@ -213,7 +242,7 @@ def _torch_contenders(name: str, plan: AdapterPlan, state: PolicyState) -> dict[
     if name == "muon":
         for param, gradient in zip(params, gradients, strict=True):
             param.grad = gradient
-        muon = torch.optim.Muon(params, lr=_LEARNING_RATE, weight_decay=0.0)
+        muon = torch.optim.Muon(params[:layer], lr=_LEARNING_RATE, weight_decay=0.0)
         return {"torch_muon": muon.step}
     common: dict[str, Any] = {"lr": _LEARNING_RATE, "weight_decay": 0.0, "maximize": False}
     if name == "sgdm":
