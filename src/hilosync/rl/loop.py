@@ -118,7 +118,11 @@ class Admission:
                 f"worker {batch.worker!r} served version {batch.policy_version} for batch {order.batch} of version "
                 f"{order.version}, expected a version from {oldest} to {newest}"
             )
-        digest = self._digests[batch.policy_version]
+        digest = self._digests.get(batch.policy_version)
+        if digest is None:
+            raise MalformedRollouts(
+                f"the digest of version {batch.policy_version} is not known: expected it to be noted"
+            )
         if batch.state_digest != digest:
             raise MalformedRollouts(
                 f"worker {batch.worker!r} served version {batch.policy_version} with digest "
