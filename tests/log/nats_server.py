@@ -42,7 +42,9 @@ class NatsServer:
         self.start()
 
     def start(self) -> None:
-        self._stack.enter_context(started_server(self._command, self.port, self.output, self._environment))
+        self.process = self._stack.enter_context(
+            started_server(self._command, self.port, self.output, self._environment)
+        )
 
     def kill(self) -> None:
         """Ends it by SIGKILL, as a crash does."""

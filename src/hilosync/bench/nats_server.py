@@ -28,9 +28,9 @@ jetstream {{ store_dir: "{folder}", sync_interval: always }}
 
 
 def find_nats_server() -> str | None:
-    """The `nats-server` program: what HILO_NATS_SERVER names, on the path, or beside this Python; or None."""
+    """The `nats-server` program: what HILO_NATS_SERVER names, beside this Python, or on the path; or None."""
     beside = str(Path(sys.executable).parent)
-    return os.environ.get("HILO_NATS_SERVER") or shutil.which("nats-server") or shutil.which("nats-server", path=beside)
+    return os.environ.get("HILO_NATS_SERVER") or shutil.which("nats-server", path=beside) or shutil.which("nats-server")
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def nats_server() -> Iterator[str]:
 @contextmanager
 def started_server(
     command: list[str], port: int, output: Path, environment: dict[str, str] | None = None
-) -> Iterator[None]:
+) -> Iterator[subprocess.Popen[bytes]]:
     """A server process that accepts connections on a local port, killed at the end.
 
     Args:
@@ -82,7 +82,7 @@ def started_server(
                 lines = output.read_text("utf-8", errors="replace").splitlines()
                 raise PeerSilent(f"{Path(command[0]).name} does not start: {' '.join(lines[-3:]) or 'no word from it'}")
             time.sleep(0.02)
-        yield
+        yield process
     finally:
         process.kill()
         process.wait()

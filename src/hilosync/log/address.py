@@ -18,7 +18,27 @@ from hilosync.log.snapshots import ObjectSnapshotIndex
 from hilosync.log.split import split_log
 from hilosync.log.steps import ObjectStepLog
 
-__all__ = ["open_log", "parse_address"]
+__all__ = ["open_log", "open_objects", "parse_address"]
+
+
+def open_objects(url: str) -> Objects | None:
+    """The objects that the log at an address is made of, or None if it is not made of objects.
+
+    Raises:
+        ConfigurationError: the address names no known kind of log (`UnknownName`), or nothing.
+        LogNotFound: there is no such folder.
+        LogUnavailable: the storage refused.
+    """
+    scheme, rest = parse_address(url)
+    if scheme == "file":
+        return file_objects(rest, False)
+    if scheme == "memory":
+        return memory_objects(rest, False)
+    if scheme in ("s3", "gs", "az"):
+        return cloud_objects(scheme, rest, False)
+    if scheme in ("http", "https"):
+        return HttpObjects(base_address(scheme, rest))
+    return None
 
 
 def _object_log(objects: Objects, polling: Polling) -> Log:
@@ -117,7 +137,7 @@ def open_log(url: str, create: bool = False, wait: float = 0.0) -> Log:
             missing.append(error)
             return None
 
-    log = Polling().until(look, wait)
+    log = Polling(longest=0.5).until(look, wait)
     if log is None:
         raise missing[-1]
     return log

@@ -9,7 +9,6 @@ through here may therefore reach the server twice.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 import weakref
@@ -290,8 +289,6 @@ def _client_class() -> Any:
         from nats.aio.client import Client
     except ImportError as error:
         raise ConfigurationError("a nats: log needs nats-py: pip install 'hilosync[nats]'") from error
-    # What it has to say arrives as the reason of an error; its own lines would say it a second time.
-    logging.getLogger("nats").setLevel(logging.CRITICAL)
     return Client
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from hilosync.errors import ConfigurationError, LogNotFound, LogUnavailable
@@ -28,6 +29,7 @@ _LARGEST_MESSAGE = 4 << 20
 """Bytes beyond which a content is split in any case, so that a slow link carries a message within the limit."""
 
 _ADVISED_PAYLOAD = 8 << 20
+_OLDEST_SERVER = (2, 10)
 
 _SUBJECTS = {
     "steps": ("genesis", "steps"),
@@ -125,6 +127,14 @@ def _check_server(connection: Connection) -> None:
         raise ConfigurationError(
             f"{address.url}: hub={address.hub}: expected a server of another JetStream domain, got {domain!r}; "
             "connect to the leaf node, or leave `hub` out"
+        )
+    version = str(server.get("version", ""))
+    if tuple(int(digits) for digits in re.findall(r"\d+", version)[:2]) < _OLDEST_SERVER:
+        _logger.warning(
+            "%s: the server is %s: before 2.10 none can sync its disk before it acknowledges, and a crash of the "
+            "machine loses records; use a newer one",
+            address.url,
+            version,
         )
     payload = int(server.get("max_payload", 0))
     if payload < _ADVISED_PAYLOAD:
