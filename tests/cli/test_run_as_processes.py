@@ -81,6 +81,33 @@ def test_a_demo_on_another_log_has_the_same_bits_and_can_be_repeated_there(demo,
     check_replaceable(tmp_path / "run")
 
 
+def test_a_pipelined_demo_repeats_itself_with_other_workers(tmp_path):
+    summaries = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        ended = hilo(
+            "demo", "--out", out, "--versions", 4, "--mode", "pipelined", "--workers", workers, "--json", *SMALL
+        )
+        assert ended.returncode == 0, ended.stderr
+        summaries.append(json.loads(ended.stdout))
+    assert summaries[0]["final_digest"] == summaries[1]["final_digest"]
+    assert summaries[0]["staleness"] == {"mean": 0.75, "max": 1}
+    lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+    assert [line["rollout/staleness_max"] for line in lines] == [0, 1, 1, 1]
+    assert lines[0]["rollout/ratio_mean"] == 1.0 != lines[1]["rollout/ratio_mean"]
+
+
+def test_an_asynchronous_demo_bounds_its_staleness(tmp_path):
+    out = tmp_path / "run"
+    ended = hilo("demo", "--out", out, "--versions", 4, "--mode", "asynchronous", "--json", *SMALL)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout)
+    assert summary["staleness"]["max"] <= 1 and summary["digest_mismatches"] == 0
+    refused = hilo("demo", "--out", out, "--max-staleness", 2, *SMALL)
+    assert refused.returncode == 2 and "expected a staleness of 0 in mode lockstep, got 2" in refused.stderr
+    assert (out / "summary.json").exists()
+
+
 def test_verify_passes_on_the_log_and_names_a_flipped_byte(demo):
     out, summary = demo
     ended = hilo("verify", out)
