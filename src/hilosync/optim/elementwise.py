@@ -99,18 +99,16 @@ def check_gradient(plan: AdapterPlan, gradient: DecodedGradient) -> None:
         raise MalformedPayload(f"expected a gradient of {len(plan.blocks)} blocks, got {len(gradient)}")
     for block, part in zip(plan.blocks, gradient, strict=True):
         if isinstance(part, DenseBlock):
+            tensors, rank = (part.values,), 0
             fits = part.values.shape == (block.rows, block.columns)
-            found = f"values {tuple(part.values.shape)}"
-            tensors = [part.values]
         else:
-            rank = part.left.shape[-1]
+            tensors, rank = (part.left, part.right), part.left.shape[-1]
             fits = part.left.shape == (block.rows, rank) and part.right.shape == (rank, block.columns)
-            found = f"factors {tuple(part.left.shape)} and {tuple(part.right.shape)}"
-            tensors = [part.left, part.right]
         if not fits or any(tensor.dtype != torch.float32 for tensor in tensors):
+            found = " and ".join(f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in tensors)
             raise MalformedPayload(
                 f"{block.name}: expected an fp32 gradient of {block.rows} × {block.columns}, "
-                f"got {found} of {tensors[0].dtype}"
+                f"as one matrix or as two factors of it, got {found}"
             )
 
 

@@ -16,19 +16,23 @@ from hilosync.plan import AdapterPlan
 __all__ = ["Share", "block_shares", "row_shares", "totals"]
 
 Share = list[tuple[int, int, int]]
-"""What one thread does: (block, first row, one past the last row)."""
+"""What one thread does at a time: (block, first row, one past the last row)."""
 
 _SMALLEST = 1 << 18
 """Elements per thread below which starting the thread costs more than it saves."""
 
 
+_SHARES = 8
+"""Shares of rows per thread."""
+
+
 def totals(blocks: int, run: Callable[[Share], list[tuple[int, int]]], shares: Sequence[Share]) -> np.ndarray:
-    """Runs every share on a thread of its own and adds up the sums, uint64, shape (blocks,)."""
+    """Runs the shares, each on the next thread that is free, and adds up the sums, uint64, shape (blocks,)."""
     if len(shares) == 1:
         results = [run(shares[0])]
     else:
         # Threads of this call only: a kept pool would not survive a fork.
-        with ThreadPoolExecutor(len(shares)) as pool:
+        with ThreadPoolExecutor(min(len(shares), torch.get_num_threads())) as pool:
             results = list(pool.map(run, shares))
     sums = [0] * blocks
     for index, part in (pair for result in results for pair in result):
@@ -37,20 +41,24 @@ def totals(blocks: int, run: Callable[[Share], list[tuple[int, int]]], shares: S
 
 
 def row_shares(plan: AdapterPlan) -> list[Share]:
-    """One run of consecutive rows per thread, all of about the same number of elements."""
+    """Runs of consecutive rows, all of about the same number of elements; several per thread.
+
+    A thread whose core is slow or busy then does fewer of them.
+    """
     threads = _threads(plan)
-    shares: list[Share] = [[] for _ in range(threads)]
-    taken, thread = 0, 0
+    number = 1 if threads == 1 else _SHARES * threads
+    shares: list[Share] = [[] for _ in range(number)]
+    taken, share = 0, 0
     for index, block in enumerate(plan.blocks):
         first = 0
         while first < block.rows:
-            end = plan.size * (thread + 1) // threads
+            end = plan.size * (share + 1) // number
             count = min(block.rows - first, max(1, -(-(end - taken) // block.columns)))
-            shares[thread].append((index, first, first + count))
+            shares[share].append((index, first, first + count))
             taken += count * block.columns
             first += count
-            if taken >= end and thread < threads - 1:
-                thread += 1
+            if taken >= end and share < number - 1:
+                share += 1
     return shares
 
 
