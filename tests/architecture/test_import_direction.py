@@ -34,13 +34,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": {"errors"},
     "runtime": RUN - {"runtime"},
     PACKAGE: RUN,  # `import hilosync as hilo`: what a training script needs, and nothing of the tasks
+    "relay": FOUNDATION | {"wire", "log"},
     "rl": RUN - {"log"},
     "baselines": RUN | {"rl"},
     "sim": RUN | {"rl"},
     "federated": RUN | {"rl"},
     "integrations": RUN | {"rl"},
-    "bench": RUN | {"rl", "baselines", "sim", "federated", "integrations", PACKAGE},
-    "cli": RUN | {"metrics", "rl", "baselines", "sim", "federated", "integrations", "bench", PACKAGE},
+    "bench": RUN | {"rl", "baselines", "sim", "federated", "integrations", "relay", PACKAGE},
+    "cli": RUN | {"metrics", "rl", "baselines", "sim", "federated", "integrations", "relay", "bench", PACKAGE},
     "__main__": {"cli"},
 }
 
@@ -56,7 +57,10 @@ MUST_NOT_USE: dict[str, set[str]] = {"wire": {"torch"}, "log": {"torch", "numpy"
 EXEMPT = {("wire/tensors.py", "torch")}
 """The one module that turns wire sections into tensors and back."""
 
-LAZY = {"constriction", "cryptography", "matplotlib", "nats", "nkeys", "peft", "reasoning_gym", "transformers"}
+LAZY = {
+    "constriction", "cryptography", "httpx2", "matplotlib", "moto", "nats", "nkeys", "peft", "reasoning_gym",
+    "starlette", "transformers", "uvicorn", "werkzeug",
+}  # fmt: skip
 """Heavy or optional libraries, imported inside the functions that use them."""
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,10 +57,9 @@ def s3_server(bucket: str = "hilo") -> Iterator[dict[str, str]]:
 
 def make_bucket(endpoint: str, bucket: str) -> None:
     """Adds a bucket to such a service, empty and public."""
-    import httpx2
-
-    httpx2.put(f"{endpoint}/{bucket}").raise_for_status()
-    httpx2.put(f"{endpoint}/{bucket}?policy", content=_PUBLIC.replace("BUCKET", bucket)).raise_for_status()
+    for path, content in ((bucket, ""), (f"{bucket}?policy", _PUBLIC.replace("BUCKET", bucket))):
+        request = urllib.request.Request(f"{endpoint}/{path}", content.encode(), method="PUT")
+        urllib.request.urlopen(request, timeout=_SECONDS_TO_START).close()
 
 
 def _environment(endpoint: str) -> dict[str, str]:

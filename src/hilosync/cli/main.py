@@ -23,6 +23,7 @@ _COMMANDS = {
     "inspect": "Show what a log holds.",
     "learn": "Run the learner of a run.",
     "ticket": "Print what a new worker needs to join a run.",
+    "relay": "Serve a log's records and snapshots over HTTP, from memory.",
     "verify": "Fold a whole log and check every digest.",
     "work": "Run one worker of a run.",
 }

@@ -1,6 +1,6 @@
 """Where a run's records, blobs and rollouts live. Knows nothing of what the bytes mean."""
 
-from hilosync.log.address import open_log, parse_address
+from hilosync.log.address import open_log, open_objects, parse_address
 from hilosync.log.base import BlobStore, Delivery, Log, Mailbox, Order, SnapshotIndex, StepLog
 from hilosync.log.faulty import Faults
 from hilosync.log.polling import Polling
@@ -16,5 +16,6 @@ __all__ = [
     "SnapshotIndex",
     "StepLog",
     "open_log",
+    "open_objects",
     "parse_address",
 ]

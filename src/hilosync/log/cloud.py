@@ -130,8 +130,8 @@ class CloudObjects(Objects):
                 f"second creation of {_PROBE} to be refused, it was accepted; use a service that has them"
             )
 
-    def _reason(self, error: BaseException) -> str:
-        """Why the service refused. Its own text may name keys and hosts, so only its code is repeated."""
+    def reason(self, error: BaseException) -> str:
+        """See `Objects.reason`. The service's own text may name keys and hosts, so only its code is repeated."""
         text = str(error)
         status = re.search(r"status code: (\d{3})", text)
         code = re.search(r"<Code>(\w{1,64})</Code>", text)

@@ -125,9 +125,9 @@ class Objects:
         return polling.until(lambda: self.get(path), wait)
 
     def _explained(self, doing: str) -> AbstractContextManager[None]:
-        return _explained(self.url, doing, self._reason)
+        return _explained(self.url, doing, self.reason)
 
-    def _reason(self, error: BaseException) -> str:
+    def reason(self, error: BaseException) -> str:
         """Why the storage refused, in one line, and what helps."""
         return _reason_of_system(error)
 

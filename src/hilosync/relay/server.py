@@ -1,0 +1,254 @@
+"""The relay's HTTP side: objects under their names, `/healthz` for whoever watches over it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hilosync.errors import ConfigurationError, HiLoError
+from hilosync.log.http import LONGEST_WAIT
+from hilosync.relay.cache import Cache
+from hilosync.relay.transfer import Transfer
+from hilosync.relay.verification import is_immutable, is_mark
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+__all__ = ["application", "serve"]
+
+_SENDING = 60.0
+"""Seconds within which a reader must take the next piece."""
+
+_KEEP = "public, max-age=31536000, immutable"
+_ASK = "no-cache"
+_NEVER = "no-store"
+
+_IN_VAIN = 503
+
+
+class _Objects:
+    """An ASGI application: GET and HEAD of objects by name."""
+
+    def __init__(self, cache: Cache, served: Counter[str]):
+        self._cache = cache
+        self._served = served
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope["path"].lstrip("/")
+        if scope["method"] not in ("GET", "HEAD"):
+            await _answer(send, 405, "only GET and HEAD: a relay cannot be written to")
+        elif not is_immutable(path) and not is_mark(path):
+            await _answer(send, 404, "no object of a log has this name")
+        elif scope["method"] == "HEAD":
+            await self._head(path, send)
+        else:
+            await _until_gone(self._get(path, scope, send), receive)
+
+    async def _head(self, path: str, send: Any) -> None:
+        try:
+            size = await self._cache.size(path)
+        except HiLoError as error:
+            await _answer(send, _IN_VAIN, str(error))
+            return
+        if size is None:
+            await _answer(send, 404)
+        else:
+            await _start(send, 200, {"content-length": str(size), "cache-control": _keeping(path)})
+            await send({"type": "http.response.body"})
+
+    async def _get(self, path: str, scope: Any, send: Any) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        wait = _preferred_wait(headers.get("prefer", "")) if path.startswith("steps/") else 0.0
+        try:
+            async with self._cache.reading(path, wait) as transfer:
+                if transfer is None:
+                    await _answer(send, 404)
+                    return
+                offset = _offset(headers, transfer)
+                await self._stream(path, transfer, offset, send)
+        except HiLoError as error:
+            await _answer(send, _IN_VAIN, str(error))
+
+    async def _stream(self, path: str, transfer: Transfer, offset: int, send: Any) -> None:
+        size = transfer.size or 0
+        # An answer cannot be taken back once it has begun: where nothing can be sent yet, wait for the verdict.
+        first = await transfer.read(offset) if offset < size else b""
+        fields = {
+            "content-length": str(size - offset),
+            "content-type": "application/octet-stream",
+            "cache-control": _keeping(path),
+            "accept-ranges": "bytes",
+            "etag": transfer.tag,
+        }
+        if offset:
+            fields["content-range"] = f"bytes {offset}-{size - 1}/{size}"
+        await _start(send, 206 if offset else 200, fields)
+        while True:
+            message = {"type": "http.response.body", "body": first, "more_body": offset + len(first) < size}
+            await asyncio.wait_for(send(message), _SENDING)
+            offset += len(first)
+            self._served["bytes"] += len(first)
+            if offset >= size:
+                break
+            try:
+                first = await transfer.read(offset)
+            except HiLoError:
+                # The server closes a connection whose answer remains short, and the reader sees that.
+                self._served["broken off"] += 1
+                return
+        self._served[path.partition("/")[0]] += 1
+
+
+def application(cache: Cache, upstream: str) -> Starlette:
+    """The ASGI application that serves a cache.
+
+    Args:
+        cache: what to serve; closed with the application.
+        upstream: the upstream's address, for `/healthz`.
+    """
+    from contextlib import asynccontextmanager
+
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Mount, Route
+
+    served: Counter[str] = Counter()
+
+    async def health(request: Any) -> JSONResponse:
+        return JSONResponse(
+            {
+                "upstream": upstream,
+                "objects": cache.held_objects,
+                "bytes": cache.held_bytes,
+                "upstream_requests": dict(cache.counts),
+                "served": dict(served),
+            },
+            headers={"cache-control": _NEVER},
+        )
+
+    @asynccontextmanager
+    async def lifespan(_: Any):
+        yield
+        await cache.close()
+
+    return Starlette(
+        routes=[Route("/healthz", health), Mount("/", app=_Objects(cache, served))],
+        lifespan=lifespan,
+    )
+
+
+def serve(
+    make_cache: Callable[[], Cache],
+    upstream: str,
+    host: str,
+    port: int,
+    *,
+    listening: Callable[[str], None],
+    certificate: str | None = None,
+    key: str | None = None,
+) -> None:
+    """Serves until the process is told to end.
+
+    Args:
+        make_cache: makes the cache, in the event loop that it will live in.
+        upstream: the upstream's address, for `/healthz`.
+        host: address to listen on.
+        port: port to listen on; 0 for any that is free.
+        listening: told the relay's own address once it listens.
+        certificate: PEM file, to serve HTTPS.
+        key: PEM file of the certificate's key.
+
+    Raises:
+        ConfigurationError: the extra is not installed, the address is taken, or the certificate cannot be used.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ConfigurationError("a relay needs starlette and uvicorn: pip install 'hilosync[relay]'") from error
+
+    async def run() -> None:
+        config = uvicorn.Config(
+            application(make_cache(), upstream),
+            log_level="critical",
+            access_log=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=3,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            server_header=False,
+        )
+        try:
+            config.load()
+        except OSError as error:
+            raise ConfigurationError(f"the certificate cannot be used: {error.strerror or error}") from error
+        listener = _listener(host, port)
+        name = f"[{host}]" if ":" in host else host
+        listening(f"{'https' if certificate else 'http'}://{name}:{listener.getsockname()[1]}")
+        await uvicorn.Server(config).serve(sockets=[listener])
+
+    asyncio.run(run())
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --listen"
+        ) from error
+
+
+async def _until_gone(work: Any, receive: Any) -> None:
+    """Runs the work until it is done or its client has disconnected."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _start(send: Any, status: int, headers: dict[str, str]) -> None:
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+
+
+async def _answer(send: Any, status: int, text: str = "") -> None:
+    content = text.encode()
+    headers = {"content-length": str(len(content)), "content-type": "text/plain; charset=utf-8"}
+    if status == _IN_VAIN:
+        headers["retry-after"] = "1"
+    # What is missing now may be there in a moment, and no cache may remember otherwise.
+    await _start(send, status, headers | {"cache-control": _NEVER})
+    await send({"type": "http.response.body", "body": content})
+
+
+def _keeping(path: str) -> str:
+    return _KEEP if is_immutable(path) else _ASK
+
+
+def _preferred_wait(header: str) -> float:
+    """Seconds of a `Prefer: wait=` header (RFC 7240), within the limit."""
+    match = re.search(r"\bwait=(\d{1,4})\b", header)
+    return min(float(match[1]), LONGEST_WAIT) if match else 0.0
+
+
+def _offset(headers: dict[str, str], transfer: Transfer) -> int:
+    """Where the answer begins: a rest is given only of the very copy that its reader has the beginning of."""
+    match = re.fullmatch(r"bytes=(\d{1,15})-", headers.get("range", ""))
+    if match is None or headers.get("if-range") != transfer.tag or transfer.size is None:
+        return 0
+    offset = int(match[1])
+    return offset if offset < transfer.size else 0

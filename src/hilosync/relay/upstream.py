@@ -1,0 +1,207 @@
+"""Where a relay's objects come from: a store of objects, or another HTTP server, in both cases as a stream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import obstore
+from obstore.exceptions import BaseError
+
+from hilosync.errors import ConfigurationError, LogUnavailable
+from hilosync.log import open_objects
+from hilosync.log.http import LONGEST_WAIT, SILENCE, HttpObjects
+
+__all__ = ["Download", "Upstream", "open_upstream"]
+
+_CONNECT = 10.0
+_CHUNK = 64 << 10
+"""Bytes that a store hands on at a time: the latency that a relay adds on a link."""
+
+
+@dataclass
+class Download:
+    """An object on its way here.
+
+    Attributes:
+        size: bytes of the whole object.
+        chunks: its bytes from the offset that was asked for.
+        tag: names this very copy, so that a transfer can be taken up again; None if the server gives none.
+        offset: where the chunks begin.
+    """
+
+    size: int
+    chunks: AsyncIterator[bytes]
+    tag: str | None = None
+    offset: int = 0
+
+
+class Upstream(Protocol):
+    """Objects to be read, as streams. Every call may raise `LogUnavailable`."""
+
+    url: str
+
+    def open(
+        self, path: str, wait: float = 0.0, offset: int = 0, tag: str | None = None
+    ) -> AbstractAsyncContextManager[Download | None]:
+        """The object as a download, or None if there is none.
+
+        Args:
+            path: its name.
+            wait: seconds that the upstream may take until the object is there; some answer at once.
+            offset: bytes to leave out.
+            tag: the copy that the offset belongs to; of another copy all bytes come.
+        """
+        ...
+
+    async def size(self, path: str) -> int | None:
+        """The object's size, or None if there is none."""
+        ...
+
+    async def close(self) -> None:
+        """Closes what is open."""
+        ...
+
+
+class StoreUpstream:
+    """Objects of an `obstore` store."""
+
+    def __init__(self, store: Any, url: str, reason: Callable[[BaseException], str]):
+        self.url = url
+        self._store = store
+        self._reason = reason
+
+    @asynccontextmanager
+    async def open(
+        self, path: str, wait: float = 0.0, offset: int = 0, tag: str | None = None
+    ) -> AsyncIterator[Download | None]:
+        """See `Upstream.open`."""
+        options: Any = {"range": {"offset": offset}} if offset else None
+        download: Download | None = None
+        try:
+            answer = await obstore.get_async(self._store, path, options=options)
+            if offset and answer.meta["e_tag"] != tag:
+                offset, answer = 0, await obstore.get_async(self._store, path)
+            download = Download(answer.meta["size"], self._chunks(path, answer), answer.meta["e_tag"], offset)
+        except FileNotFoundError:
+            pass
+        except (BaseError, OSError) as error:
+            raise self._unavailable(path, error) from error
+        yield download
+
+    async def size(self, path: str) -> int | None:
+        """See `Upstream.size`."""
+        try:
+            return (await obstore.head_async(self._store, path))["size"]
+        except FileNotFoundError:
+            return None
+        except (BaseError, OSError) as error:
+            raise self._unavailable(path, error) from error
+
+    async def close(self) -> None:
+        """See `Upstream.close`."""
+
+    async def _chunks(self, path: str, answer: Any) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in answer.stream(min_chunk_size=_CHUNK):
+                yield bytes(chunk)
+        except (BaseError, OSError) as error:
+            raise self._unavailable(path, error) from error
+
+    def _unavailable(self, path: str, error: BaseException) -> LogUnavailable:
+        return LogUnavailable(f"{self.url}: cannot read {path}: {self._reason(error)}")
+
+
+class HttpUpstream:
+    """Objects of another relay, or of any HTTP server that has them."""
+
+    def __init__(self, url: str):
+        import httpx2
+
+        self.url = url
+        self._client = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(SILENCE, connect=_CONNECT, pool=SILENCE),
+            headers={"Accept-Encoding": "identity"},
+            limits=httpx2.Limits(max_connections=256, max_keepalive_connections=32),
+            follow_redirects=True,
+            max_redirects=3,
+        )
+
+    @asynccontextmanager
+    async def open(
+        self, path: str, wait: float = 0.0, offset: int = 0, tag: str | None = None
+    ) -> AsyncIterator[Download | None]:
+        """See `Upstream.open`."""
+        import httpx2
+
+        headers = {"Range": f"bytes={offset}-", "If-Range": tag} if offset and tag else {}
+        wait = min(wait, LONGEST_WAIT)
+        if wait > 0.5:
+            headers["Prefer"] = f"wait={wait:.0f}"
+        timeout = httpx2.Timeout(SILENCE, connect=_CONNECT, read=SILENCE + wait)
+        try:
+            async with self._client.stream("GET", f"{self.url}/{path}", headers=headers, timeout=timeout) as response:
+                if response.status_code == 404:
+                    yield None
+                    return
+                yield self._download(path, response)
+        except httpx2.HTTPError as error:
+            raise self._unavailable(path, type(error).__name__) from error
+
+    async def size(self, path: str) -> int | None:
+        """See `Upstream.size`."""
+        import httpx2
+
+        try:
+            response = await self._client.head(f"{self.url}/{path}")
+        except httpx2.HTTPError as error:
+            raise self._unavailable(path, type(error).__name__) from error
+        return None if response.status_code == 404 else self._download(path, response).size
+
+    async def close(self) -> None:
+        """See `Upstream.close`."""
+        await self._client.aclose()
+
+    def _download(self, path: str, response: Any) -> Download:
+        status = response.status_code
+        if status not in (200, 206):
+            raise self._unavailable(path, f"the server said {status}")
+        if status == 206:
+            match = re.fullmatch(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})", response.headers.get("Content-Range", ""))
+        else:
+            match = re.fullmatch(r"()(\d{1,15})", response.headers.get("Content-Length", ""))
+        if match is None:
+            raise self._unavailable(path, "the server does not say how long it is")
+        offset, size = int(match[1] or 0), int(match[2])
+        return Download(size, self._chunks(path, response), response.headers.get("ETag"), offset)
+
+    async def _chunks(self, path: str, response: Any) -> AsyncIterator[bytes]:
+        import httpx2
+
+        try:
+            async for chunk in response.aiter_raw():
+                yield chunk
+        except httpx2.HTTPError as error:
+            raise self._unavailable(path, type(error).__name__) from error
+
+    def _unavailable(self, path: str, why: str) -> LogUnavailable:
+        return LogUnavailable(f"{self.url}: cannot read {path}: {why}; check the upstream")
+
+
+def open_upstream(url: str) -> Upstream:
+    """The objects of a log, or of a relay.
+
+    Raises:
+        ConfigurationError: the log is not made of objects.
+        LogNotFound: there is no such log.
+        LogUnavailable: the storage refuses.
+    """
+    objects = open_objects(url)
+    if objects is None:
+        raise ConfigurationError(f"{url}: a relay needs a log of objects (file, s3, gs, az) or a relay (http, https)")
+    if isinstance(objects, HttpObjects):
+        return HttpUpstream(objects.url)
+    return StoreUpstream(objects.store, objects.url, objects.reason)
