@@ -69,17 +69,17 @@ class Replica:
         machine: ReplicaMachine,
         disk: Disk | None = None,
         checkpoint_interval: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ):
         self.log = log
         self.run = run
         self.checks = 0
         self.mismatches = 0
         self.recoveries: list[Recovery] = []
-        self.recoverer = Recoverer(log, run, clock, disk)
+        self._clock = clock or time.perf_counter
+        self.recoverer = Recoverer(log, run, self._clock, disk)
         self._machine = machine
         self._checkpoints = None if disk is None else Checkpoints(disk, "replica", run, checkpoint_interval)
-        self._clock = clock
         self._began = False
         self._healed: set[int] = set()
         self._binding: tuple[Any, AdapterBinding] | None = None
@@ -92,7 +92,7 @@ class Replica:
         *,
         checkpoint: str | Path | Disk | None = None,
         checkpoint_interval: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ) -> Replica:
         """Joins a run at its own checkpoint, or at version 0; `advance` does the rest.
 
@@ -101,7 +101,8 @@ class Replica:
             wait: seconds to wait for the run to begin.
             checkpoint: folder that belongs to this replica alone, in which it keeps its state; None for none.
             checkpoint_interval: versions between checkpoints; None for every one of a small adapter.
-            clock: monotonic, in seconds; measures the rates by which recovery is chosen.
+            clock: monotonic, in seconds; measures the rates by which recovery is chosen; None for
+                `time.perf_counter`.
 
         Raises:
             LogNotFound: there is no run at this address within `wait` seconds.
@@ -280,6 +281,8 @@ class Replica:
             raise
         except WireError as error:
             raise type(error)(f"record {self.version + 1} of {self.log.url}: {error}") from error
+        if not applied.new:
+            return  # an earlier answer once more
         self.checks += 1
         self.recoverer.measurements.record_applied(self._clock() - started)
         self._on_applied(applied)
