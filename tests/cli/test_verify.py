@@ -26,15 +26,21 @@ class Tiny(nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
-def begin(folder, rank: int = 4, seed: int = 1, versions: int = 4) -> hilo.Learner:
+def begin(folder, rank: int = 4, seed: int = 1, versions: int = 4, **options) -> hilo.Learner:
     torch.manual_seed(3)
     model = get_peft_model(Tiny(), LoraConfig(r=rank, target_modules=["first", "second"]))
     learner = hilo.Learner(
-        model, optimizer=hilo.AdamW(lr=1e-2), compressor=hilo.Spar(budget=900), log=f"file:{folder}", seed=seed
+        model,
+        optimizer=hilo.AdamW(lr=1e-2),
+        compressor=hilo.Spar(budget=900),
+        log=f"file:{folder}",
+        seed=seed,
+        **options,
     )
     for step in range(versions):
         model(torch.ones(3, 10) * (step + 1)).square().sum().backward()
         learner.step()
+        learner.close()
     return learner
 
 
@@ -171,3 +177,83 @@ def test_inspect_shows_what_each_record_holds(run_command, tmp_path):
     assert all(row["bytes"] <= 900 for row in shown["records"])
     code, out, _ = run_command("inspect", tmp_path / "a", "--version", 2)
     assert code == 0 and "first.lora_A" in out and "beta1" in out
+
+
+def test_a_log_without_its_first_records_is_verified_from_its_oldest_snapshot(run_command, tmp_path):
+    learner = begin(tmp_path / "a", versions=9, anchor_interval=2, keep_recent=2)
+    code, out, _ = run_command("verify", tmp_path / "a")
+    assert code == 0
+    assert "records 1 to 4 have been removed; verified from the snapshot of version 6 on" in out
+    assert "3 records replayed, 3 digests checked, all equal" in out
+    code, out, _ = run_command("verify", tmp_path / "a", "--json")
+    result = json.loads(out)
+    assert (result["first_version"], result["versions"], result["digest_checks"]) == (6, 9, 3)
+    assert result["final_digest"] == learner.digest.hex()
+
+
+def test_a_damaged_snapshot_is_passed_over_and_without_any_nothing_is_verified(run_command, tmp_path):
+    begin(tmp_path / "a", versions=9, anchor_interval=2, keep_recent=2)
+    names = sorted(path for path in (tmp_path / "a" / "snapshots").iterdir() if path.name.startswith("0"))
+    whole = names[0].read_bytes()
+    names[0].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    code, out, _ = run_command("verify", tmp_path / "a")
+    assert code == 0 and "verified from the snapshot of version 8 on" in out
+    code, out, _ = run_command("inspect", tmp_path / "a")
+    assert code == 0 and "damaged body of a manifest" in out
+    for blob in (tmp_path / "a" / "blobs").iterdir():
+        blob.unlink()
+    code, _, err = run_command("verify", tmp_path / "a")
+    assert code == 2 and err.splitlines()[-1].startswith("Truncated: file:")
+    assert "no snapshot can be verified in their place" in err and "chunk 1 of 1 of snapshot 8" in err
+
+
+def test_a_flipped_byte_behind_a_snapshot_is_found(run_command, tmp_path):
+    begin(tmp_path / "a", versions=9, anchor_interval=2, keep_recent=2)
+    path = tmp_path / "a" / "steps" / f"{8:020d}"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    code, _, err = run_command("verify", tmp_path / "a")
+    assert code == 1 and err.splitlines()[-1].startswith("MalformedRecord: record 8 of file:")
+
+
+def test_inspect_shows_snapshots_and_what_was_removed(run_command, tmp_path):
+    begin(tmp_path / "a", versions=9, anchor_interval=2, keep_recent=2)
+    code, out, _ = run_command("inspect", tmp_path / "a")
+    assert code == 0 and "snapshot     version 6: digest" in out
+    assert "records 1 to 4 have been removed: retention keeps what the oldest snapshot needs" in out
+    code, out, _ = run_command("inspect", tmp_path / "a", "--json")
+    shown = json.loads(out)
+    assert [row["version"] for row in shown["snapshots"]] == [6, 8]
+    assert shown["snapshots"][1]["digest"] == shown["records"][-2]["digest"]
+    assert (shown["oldest_record"], shown["missing"]) == (5, [])
+    assert [row["version"] for row in shown["records"]] == [5, 6, 7, 8, 9]
+    code, _, err = run_command("inspect", tmp_path / "a", "--version", 3)
+    assert code == 2 and "has no version 3: records 1 to 4 have been removed by retention" in err
+
+
+@pytest.mark.parametrize("missing", [[2], [1, 3]])
+def test_inspect_says_what_is_missing_in_a_log_with_a_hole(run_command, tmp_path, missing):
+    begin(tmp_path / "a")
+    for version in missing:
+        (tmp_path / "a" / "steps" / f"{version:020d}").unlink()
+    code, out, err = run_command("inspect", tmp_path / "a", "--json")
+    shown = json.loads(out)
+    assert code == 1 and shown["missing"] == missing and shown["records"][-1]["version"] == 4
+    assert f"MalformedRecord: record {missing[0]} of file:" in err and "the log has a hole" in err
+    code, _, err = run_command("inspect", tmp_path / "a", "--version", missing[0])
+    assert code == 1 and "although record 4 is there: the log has a hole" in err
+
+
+def test_a_ticket_opens_the_run_it_was_made_for_and_no_other(run_command, tmp_path):
+    begin(tmp_path / "a")
+    code, text, _ = run_command("ticket", tmp_path / "a", "--out", tmp_path / "a.ticket")
+    assert code == 0 and (tmp_path / "a.ticket").read_text() == text
+    for ticket in (text.strip(), tmp_path / "a.ticket"):
+        code, out, _ = run_command("verify", ticket)
+        assert code == 0 and "4 records replayed" in out
+    code, _, err = run_command("verify", text.strip()[:-3])
+    assert code == 2 and err.splitlines()[-1].startswith("BadTicket: mistyped or incomplete join ticket")
+    shutil.rmtree(tmp_path / "a")
+    begin(tmp_path / "a", seed=2)
+    code, _, err = run_command("work", tmp_path / "a.ticket", "--wait", 0)
+    assert code == 2 and "RunMismatch" in err and "the join ticket is for" in err

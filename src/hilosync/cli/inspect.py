@@ -9,9 +9,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hilosync.errors import ConfigurationError, LogNotFound, WireError
-from hilosync.log import Log, open_log
+from hilosync.cli.extent import Extent, extent_of
+from hilosync.errors import ConfigurationError, LogNotFound, MalformedRecord, WireError
+from hilosync.log import Log
 from hilosync.protocol import Run
+from hilosync.runtime.joining import open_run
+from hilosync.runtime.snapshots import read_manifest
 from hilosync.wire import decode_record, record_hash
 
 __all__ = ["command"]
@@ -22,26 +25,59 @@ __all__ = ["command"]
 @click.option("--version", type=click.IntRange(1), help="Show one record, block by block.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(log: str, version: int | None, as_json: bool) -> None:
-    """Show the versions in LOG (an address, or a run folder): bytes, ranks, scalars, digests."""
-    opened = open_log(log)
-    genesis = opened.steps.read(0)
-    if genesis is None:
-        raise LogNotFound(f"no run at {opened.url}: record 0 is missing")
-    run = Run.of(genesis)
-    head = opened.steps.head()
+    """Show the versions in LOG (an address, a run folder or a join ticket): bytes, ranks, scalars, digests, snapshots.
+
+    Exits with 1 after showing what there is, if a record is missing.
+    """
+    opened, run = open_run(log)
+    extent = extent_of(opened.steps)
     if version is not None:
-        if version > head:
-            raise ConfigurationError(f"{opened.url} has no version {version}: the newest is {head}")
-        result = _record(opened, run, version) | {"blocks": _blocks(opened, run, version)}
+        missing = []
+        result = _one(opened, run, extent, version)
     else:
-        result = _run(opened, run, head) | {"records": [_record(opened, run, number) for number in range(1, head + 1)]}
+        numbers = range(extent.oldest, extent.newest + 1)
+        records = {number: _record(opened, run, number) for number in numbers}
+        missing = [number for number in numbers if records[number] is None]
+        result = _run(opened, run, extent) | {
+            "missing": missing,
+            "snapshots": _snapshots(opened, run),
+            "records": [record for record in records.values() if record is not None],
+        }
     if as_json:
         click.echo(json.dumps(result))
     else:
         _show(result, run)
+        if version is None and extent.removed:
+            click.echo(f"{extent.removed}: retention keeps what the oldest snapshot needs")
+    if missing:
+        raise MalformedRecord(extent.hole_at(missing[0], opened.url))
 
 
-def _run(opened: Log, run: Run, head: int) -> dict[str, Any]:
+def _one(opened: Log, run: Run, extent: Extent, version: int) -> dict[str, Any]:
+    if version > extent.newest:
+        raise ConfigurationError(f"{opened.url} has no version {version}: the newest is {extent.newest}")
+    if version < extent.oldest:
+        raise ConfigurationError(f"{opened.url} has no version {version}: {extent.removed} by retention")
+    found = _record(opened, run, version, by_block=True)
+    if found is None:
+        raise MalformedRecord(extent.hole_at(version, opened.url))
+    return found
+
+
+def _snapshots(opened: Log, run: Run) -> list[dict[str, Any]]:
+    """Each snapshot with its digest and number of chunks, or with what is wrong with its manifest."""
+    found = []
+    for version in opened.snapshots.versions():
+        try:
+            manifest = read_manifest(opened, run, version)
+        except (LogNotFound, WireError, ConfigurationError) as error:
+            found.append({"version": version, "error": str(error)})
+            continue
+        found.append({"version": version, "digest": manifest.digest.hex(), "chunks": len(manifest.chunks)})
+    return found
+
+
+def _run(opened: Log, run: Run, extent: Extent) -> dict[str, Any]:
     genesis = run.genesis
     return {
         "log": opened.url,
@@ -55,31 +91,23 @@ def _run(opened: Log, run: Run, head: int) -> dict[str, Any]:
         "tensors": len(run.plan.blocks),
         "parameters": run.plan.size,
         "seed": genesis.seed,
-        "versions": head,
+        "versions": extent.newest,
+        "oldest_record": extent.oldest,
     }
 
 
-def _read(opened: Log, run: Run, version: int):
+def _record(opened: Log, run: Run, version: int, by_block: bool = False) -> dict[str, Any] | None:
+    """What a record holds, or None if it is missing."""
     data = opened.steps.read(version)
     if data is None:
-        raise LogNotFound(f"record {version} of {opened.url} is missing")
+        return None
     try:
-        return data, decode_record(data, run.limits)
+        record = decode_record(data, run.limits)
     except WireError as error:
         raise type(error)(f"record {version} of {opened.url}: {error}") from error
-
-
-def _blocks(opened: Log, run: Run, version: int) -> list[dict[str, Any]]:
-    _, record = _read(opened, run, version)
-    rows = run.compressor.describe(run.plan, record.payload)
-    return [row | {"tag": f"{tag:04x}"} for row, tag in zip(rows, record.tags.tolist(), strict=True)]
-
-
-def _record(opened: Log, run: Run, version: int) -> dict[str, Any]:
-    data, record = _read(opened, run, version)
     blocks = run.compressor.describe(run.plan, record.payload)
     names = run.optimizer.scalar_names
-    return {
+    found = {
         "version": version,
         "epoch": record.epoch,
         "bytes": len(data),
@@ -91,6 +119,10 @@ def _record(opened: Log, run: Run, version: int) -> dict[str, Any]:
         "hash": record_hash(data).hex(),
         "digest": record.digest.hex(),
     }
+    if by_block:
+        tags = record.tags.tolist()
+        found["blocks"] = [row | {"tag": f"{tag:04x}"} for row, tag in zip(blocks, tags, strict=True)]
+    return found
 
 
 def _show(result: dict[str, Any], run: Run) -> None:
@@ -105,6 +137,9 @@ def _show(result: dict[str, Any], run: Run) -> None:
             f"{result['adapter_bytes']:,} bytes; budget {budget}",
             highlight=False,
         )
+        for row in result["snapshots"]:
+            what = row.get("error") or f"digest {row['digest'][:16]}, {row['chunks']} chunks"
+            console.print(f"{'snapshot':12} version {row['version']}: {what}", highlight=False, soft_wrap=True)
     scalar_names = run.optimizer.scalar_names
     shown = [name for name in ("step_size", "lr", "decay") if name in scalar_names][:2]
     table = Table(box=None, pad_edge=False, header_style="bold")
