@@ -24,6 +24,7 @@ _COMMANDS = {
     "learn": "Run the learner of a run.",
     "ticket": "Print what a new worker needs to join a run.",
     "relay": "Serve a log's records and snapshots over HTTP, from memory.",
+    "simulate": "Run learner and workers in virtual time, under injected faults.",
     "verify": "Fold a whole log and check every digest.",
     "work": "Run one worker of a run.",
 }
