@@ -11,6 +11,7 @@ import re
 import time
 from contextlib import suppress
 from functools import cache
+from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +20,7 @@ from hilosync.log.objects import LARGEST_OBJECT, Objects
 from hilosync.log.polling import Polling
 from hilosync.log.snapshots import INDEX, versions_in
 
-__all__ = ["HTTP_POLLING", "LONGEST_WAIT", "SILENCE", "HttpObjects", "base_address", "split_view"]
+__all__ = ["HTTP_POLLING", "LONGEST_WAIT", "SILENCE", "HttpObjects", "base_address", "refusal_of", "split_view"]
 
 HTTP_POLLING = Polling(shortest=0.05, longest=1.0, jitter=0.2)
 """For servers that do not wait by themselves, as a relay does."""
@@ -48,7 +49,8 @@ class HttpObjects(Objects):
     def __init__(self, url: str):
         """Args: url: the address without a slash at its end, as `base_address` returns it."""
         self.url = url
-        self._client = _client()
+        with _making:  # of two that are made at once, one would be dropped with its connections open
+            self._client = _client()
 
     def get(self, path: str) -> bytes | None:
         """See `Objects.get`."""
@@ -155,7 +157,7 @@ class HttpObjects(Objects):
         if status in _BROKEN or status == 429:
             with suppress(Exception):
                 response.read()
-            raise _broken(f"the server said {status}{_said(response)}")
+            raise _broken(f"the server said {status}{refusal_of(response)}")
         if status not in (200, 206):
             advice = {
                 401: "it wants credentials, which a view has none of",
@@ -163,6 +165,9 @@ class HttpObjects(Objects):
                 416: "the object has changed",
             }.get(status, "check the address and the server")
             raise LogUnavailable(f"{self.url}: cannot read {path}: the server said {status}; {advice}")
+
+
+_making = Lock()
 
 
 @cache
@@ -267,8 +272,12 @@ def _reason(error: BaseException) -> str:
     return f"the connection failed ({type(error).__name__}); try again"
 
 
-def _said(response: Any) -> str:
-    """What a relay adds to its refusal, one line for people; anything else is left out."""
+def refusal_of(response: Any) -> str:
+    """What a relay adds to its refusal, one line for people; anything else is left out.
+
+    Args:
+        response: a response that has been read.
+    """
     if not response.headers.get("Content-Type", "").startswith("text/plain"):
         return ""
     with suppress(Exception):

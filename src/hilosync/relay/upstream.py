@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from obstore.exceptions import BaseError
 
 from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log import open_objects
-from hilosync.log.http import LONGEST_WAIT, SILENCE, HttpObjects
+from hilosync.log.http import LONGEST_WAIT, SILENCE, HttpObjects, refusal_of
 
 __all__ = ["Download", "Upstream", "open_upstream"]
 
@@ -147,6 +147,11 @@ class HttpUpstream:
                 if response.status_code == 404:
                     yield None
                     return
+                if response.status_code not in (200, 206):
+                    with suppress(httpx2.HTTPError):
+                        await response.aread()
+                    why = f"the server said {response.status_code}{refusal_of(response)}"
+                    raise self._unavailable(path, why)
                 yield self._download(path, response)
         except httpx2.HTTPError as error:
             raise self._unavailable(path, type(error).__name__) from error
@@ -159,17 +164,18 @@ class HttpUpstream:
             response = await self._client.head(f"{self.url}/{path}")
         except httpx2.HTTPError as error:
             raise self._unavailable(path, type(error).__name__) from error
-        return None if response.status_code == 404 else self._download(path, response).size
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise self._unavailable(path, f"the server said {response.status_code}")
+        return self._download(path, response).size
 
     async def close(self) -> None:
         """See `Upstream.close`."""
         await self._client.aclose()
 
     def _download(self, path: str, response: Any) -> Download:
-        status = response.status_code
-        if status not in (200, 206):
-            raise self._unavailable(path, f"the server said {status}")
-        if status == 206:
+        if response.status_code == 206:
             match = re.fullmatch(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})", response.headers.get("Content-Range", ""))
         else:
             match = re.fullmatch(r"()(\d{1,15})", response.headers.get("Content-Length", ""))

@@ -1,0 +1,182 @@
+"""Relays as processes: trees of them, over files and over an origin that damages, breaks off and dies."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import numpy as np
+import pytest
+from blake3 import blake3
+from relay_parts import LIMIT, SENT, Origin, chain, health, relay, step
+
+from hilosync.errors import ConfigurationError, LogUnavailable
+from hilosync.log import Order, open_log
+from hilosync.wire import Manifest, encode_manifest
+
+
+@pytest.fixture(scope="module")
+def origin():
+    server = Origin()
+    server.objects[step(0)] = chain(np.random.default_rng(0), [])[0]
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def relayed(origin):
+    """A relay of the origin."""
+    with relay(origin.url) as url:
+        yield url
+
+
+def test_two_relays_and_many_readers_take_each_object_from_the_log_once(tmp_path, rng):
+    log = open_log(f"file:{tmp_path}/run", create=True)
+    frames = chain(rng, [2_000_000, 10, 300_000])
+    for version, frame in enumerate(frames):
+        log.steps.append(version, frame)
+    keys = [log.blobs.put(rng.bytes(1_000_000)) for _ in range(3)]
+    manifest = encode_manifest(
+        Manifest(
+            run=bytes(16), plan=bytes(16), configuration=bytes(16), version=2, digest=bytes(32), elements=4,
+            chunks=tuple(keys),
+        )
+    )  # fmt: skip
+    log.snapshots.publish(2, manifest)
+    with relay(f"file:{tmp_path}/run") as first, relay(first) as second:
+
+        def read(_: int) -> bool:
+            reader = open_log(second)
+            return (
+                [reader.steps.read(version) for version in range(4)] == frames
+                and [reader.blobs.get(key) for key in keys] == [log.blobs.get(key) for key in keys]
+                and reader.snapshots.versions() == [2]
+                and reader.snapshots.read(2) == manifest
+                and reader.steps.head() == 3
+            )
+
+        with ThreadPoolExecutor(8) as readers:
+            assert all(readers.map(read, range(8)))
+        served = health(first)["served"]
+        assert (served["steps"], served["blobs"]) == (4, 3)
+        assert health(second)["served"]["steps"] == 4 * 8
+        assert health(first)["upstream_requests"].get("dropped", 0) == 0
+
+
+def test_a_reader_that_waits_gets_the_record_when_it_comes(tmp_path, rng):
+    log = open_log(f"file:{tmp_path}/run", create=True)
+    genesis, record = chain(rng, [5000])
+    log.steps.append(0, genesis)
+    with relay(f"file:{tmp_path}/run") as first, relay(first) as second, ThreadPoolExecutor(4) as readers:
+        steps = open_log(second).steps
+        waiting = [readers.submit(steps.read, 1, LIMIT) for _ in range(4)]
+        assert steps.read(1) is None  # who does not wait is not kept waiting by those who do
+        log.steps.append(1, record)
+        assert [reader.result(LIMIT) for reader in waiting] == [record] * 4
+        assert health(first)["served"]["steps"] == 1
+
+
+def test_the_beginning_is_passed_on_before_the_end_has_come(origin, relayed, rng):
+    record = chain(rng, [1_000_000])[1]
+    origin.objects[step(1)] = record
+    gate = origin.gates[step(1)] = threading.Event()
+    with httpx2.stream("GET", f"{relayed}/{step(1)}", timeout=LIMIT) as response:
+        pieces = response.iter_raw()
+        got = b""
+        while len(got) < SENT:
+            got += next(pieces)
+        assert got == record[:SENT]
+        gate.set()
+        assert got + b"".join(pieces) == record
+    assert origin.asked[step(1)] == 1
+
+
+def test_a_client_that_leaves_in_the_middle_disturbs_nobody(origin, relayed, rng):
+    content = rng.bytes(1_000_000)
+    path = f"blobs/{blake3(content).hexdigest()}"
+    origin.objects[path] = content
+    gate = origin.gates[path] = threading.Event()
+    with httpx2.stream("GET", f"{relayed}/{path}", timeout=LIMIT) as response:
+        next(response.iter_raw())
+    with ThreadPoolExecutor(2) as readers:
+        found = [readers.submit(open_log(relayed).blobs.get, blake3(content).hexdigest()) for _ in range(2)]
+        gate.set()
+        assert [reader.result(LIMIT) for reader in found] == [content] * 2
+    assert origin.asked[path] == 1
+
+
+@pytest.mark.parametrize("kind", ["record", "blob"])
+def test_a_damaged_object_is_aborted_and_never_served_again(origin, relayed, rng, kind):
+    if kind == "record":
+        content, path = chain(rng, [500_000] * 7)[7], step(7)
+    else:
+        content = rng.bytes(500_000)
+        path = f"blobs/{blake3(content).hexdigest()}"
+    origin.objects[path] = content
+    origin.damage.add(path)
+    dropped = health(relayed)["upstream_requests"].get("dropped", 0)
+    with (
+        pytest.raises(httpx2.RemoteProtocolError),
+        httpx2.stream("GET", f"{relayed}/{path}", timeout=LIMIT) as response,
+    ):
+        response.read()
+    assert health(relayed)["upstream_requests"]["dropped"] == dropped + 1
+    assert httpx2.get(f"{relayed}/{path}", timeout=LIMIT).content == content
+    assert httpx2.get(f"{relayed}/{path}", timeout=LIMIT).content == content
+    assert origin.asked[path] == 2
+
+
+def test_a_reader_recovers_by_itself_from_damage_on_the_way_to_the_relay(origin, relayed, rng):
+    content = rng.bytes(500_000)
+    key = blake3(content).hexdigest()
+    origin.objects[f"blobs/{key}"] = content
+    origin.damage.add(f"blobs/{key}")
+    assert open_log(relayed).blobs.get(key) == content
+
+
+def test_a_transfer_that_breaks_off_is_taken_up_where_it_stopped(origin, relayed, rng):
+    content = rng.bytes(700_000)
+    key = blake3(content).hexdigest()
+    origin.objects[f"blobs/{key}"] = content
+    origin.breaks.add(f"blobs/{key}")
+    assert open_log(relayed).blobs.get(key) == content
+    assert origin.ranges[-1] == f"bytes={SENT}-"
+    # Without a relay the reader itself does the same.
+    origin.breaks.add(f"blobs/{key}")
+    assert open_log(origin.url).blobs.get(key) == content
+    assert origin.asked[f"blobs/{key}"] == 4
+
+
+def test_what_is_here_is_served_while_the_upstream_is_dead_and_the_rest_when_it_is_back(origin, relayed, rng):
+    contents = [rng.bytes(1000), rng.bytes(1000)]
+    keys = [blake3(content).hexdigest() for content in contents]
+    origin.objects |= {f"blobs/{key}": content for key, content in zip(keys, contents, strict=True)}
+    blobs = open_log(relayed).blobs
+    assert blobs.get(keys[0]) == contents[0]
+    origin.stop()
+    try:
+        assert blobs.get(keys[0]) == contents[0]
+        with pytest.raises(LogUnavailable, match=r"the server said 503 \(http://127.0.0.1:\d+: cannot read blobs/"):
+            blobs.get(keys[1])
+    finally:
+        origin.restart()
+    assert blobs.get(keys[1]) == contents[1]
+
+
+def test_rollouts_go_to_the_log_behind_the_view(tmp_path, rng):
+    log = open_log(f"file:{tmp_path}/run", create=True)
+    genesis, record = chain(rng, [5])
+    log.steps.append(0, genesis)
+    with relay(f"file:{tmp_path}/run") as url:
+        worker = open_log(f"{url}+file:{tmp_path}/run")
+        log.mailbox.offer([Order(0, 0)])
+        assert worker.mailbox.take("w") == Order(0, 0)
+        log.steps.append(1, record)
+        assert worker.steps.read(1, wait=LIMIT) == record
+        view = open_log(url)
+        for write in (lambda: view.steps.append(2, b""), lambda: view.mailbox.take("w"), lambda: view.blobs.put(b"x")):
+            with pytest.raises(ConfigurationError, match=r"can only be read: name the log .*\+s3://BUCKET/PREFIX"):
+                write()
+        with pytest.raises(ConfigurationError, match="can only be read"):
+            open_log(url, create=True)
