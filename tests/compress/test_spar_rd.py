@@ -18,12 +18,13 @@ from hilosync.compress.entropy import CLASSES, SymbolReader, SymbolWriter, _mode
 from hilosync.compress.quantize import (
     classes_of,
     grid_exponent,
-    quantize_basis,
+    octaves_of,
     quantize_coefficients,
     reference_coefficients,
     smallest_class,
 )
-from hilosync.compress.spectra import short_side_first, spectra
+from hilosync.compress.rate import Rate, sides
+from hilosync.compress.spectra import Spectrum, project, short_side_first, spectra
 from hilosync.errors import ConfigurationError
 from hilosync.plan import AdapterPlan, Block
 
@@ -97,21 +98,47 @@ def test_integers_of_any_size_come_back(rows):
         writer.steps(np.arange(5), 7)
     reader = SymbolReader(writer.finish())
     for shape, class_, values in rows:
-        assert reader.integers(len(values), shape, class_).tolist() == values
+        out = np.empty((len(values), 2), np.float32)[:, 0]  # any stride
+        reader.integers(out, shape, class_)
+        assert out.tolist() == values
         assert reader.steps(5, 7).tolist() == list(range(5))
     reader.finish()
 
 
 def test_coefficients_agree_with_the_reference_but_for_ties(plan, gradient):
-    for matrix, spectrum in zip(plan.views(gradient), spectra(plan, gradient), strict=True):
-        matrix = short_side_first(matrix)
-        step = float(np.sqrt(spectrum.energies[0])) / 50
-        classes = classes_of(spectrum.energies, matrix.shape[1], step)
-        classes = classes[classes >= smallest_class(*matrix.shape)]
-        U = quantize_basis(spectrum.basis, classes, matrix.shape[1])
-        V, _ = quantize_coefficients(matrix, U, classes, step)
-        different = reference_coefficients(matrix, U, classes, step) != V
-        assert different.mean() < 2e-3
+    found = spectra(plan, gradient)
+    step = float(np.sqrt(found[0].energies[0])) / 50
+    choices = Rate(plan, found).choose(step)
+    assert any(len(choice.classes) for choice in choices)
+    for block, matrix, choice, spectrum in zip(plan.blocks, plan.views(gradient), choices, found, strict=True):
+        r, n = sides(block)
+        expected = classes_of(octaves_of(spectrum.energies, n), step)
+        np.testing.assert_array_equal(choice.classes, expected[expected >= smallest_class(r, n)])
+        exponents = np.array([grid_exponent(t, n) for t in choice.classes.tolist()])
+        U = spectrum.basis[:, : len(exponents)].T.numpy() * np.exp2(exponents)[:, None]
+        np.testing.assert_array_equal(choice.basis, np.rint(U))
+        V, _ = quantize_coefficients(project(choice.fit, matrix), choice.classes)
+        different = reference_coefficients(short_side_first(matrix), choice.basis, choice.classes, step) != V
+        assert V.shape == (len(choice.classes), n) and different.sum() <= 2e-3 * V.size
+
+
+def test_a_rate_of_leading_parts_says_which_blocks_need_the_rest(plan, gradient):
+    whole = spectra(plan, gradient)
+    cut = [Spectrum(spectrum.energies[:3], spectrum.basis[:, :3]) for spectrum in whole]
+    step = float(np.sqrt(whole[0].energies[0])) / 50
+    counts = [len(choice.classes) for choice in Rate(plan, whole).choose(step)]
+    assert Rate(plan, cut).exhausted(step) == [index for index, k in enumerate(counts) if k >= 3]
+    assert Rate(plan, whole).exhausted(step) == []
+
+
+def test_spar_rd_goes_beyond_the_leading_components_where_a_block_deserves_it():
+    plan = AdapterPlan((Block("a", 64, 700), Block("b", 900, 64)))
+    gradient = torch.randn(plan.size, generator=torch.Generator().manual_seed(6))
+    budget = 60_000
+    payload, _ = SparRD().encode(plan, 1.0, gradient, budget)
+    assert 0.97 * budget <= len(payload) <= budget
+    ranks = [block.left.shape[1] for block in SparRD().decode(plan, payload)]
+    assert min(ranks) > 40
 
 
 def test_a_better_basis_grid_goes_with_a_larger_component():

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hilosync.compress.passes import from_symbols, to_symbols
 from hilosync.errors import ConfigurationError, MalformedPayload
 
 __all__ = ["CLASSES", "LARGEST_INTEGER", "Shape", "SymbolReader", "SymbolWriter", "frequencies", "reach", "rounding"]
@@ -174,16 +175,11 @@ class SymbolWriter:
 
     def integers(self, values: np.ndarray, shape: Shape, class_: int) -> None:
         """Signed integers, int32, shape (count,), with the tables of a class."""
-        M = reach(class_)
-        symbols = values + np.int32(M)
-        # As unsigned words, negative symbols are the largest: one pass finds both sides.
-        if symbols.view(np.uint32).max(initial=0) > 2 * M:
-            outside = np.abs(values) > M
-            symbols[outside] = 2 * M + 1
-            self._encoder.encode(symbols, _model(shape, class_))
-            self._escape(values[outside])
-        else:
-            self._encoder.encode(symbols, _model(shape, class_))
+        M, symbols = reach(class_), np.empty_like(values)
+        escaped = to_symbols(values, M, symbols)
+        self._encoder.encode(symbols, _model(shape, class_))
+        if escaped:
+            self._escape(values[np.abs(values) > M])
 
     def _escape(self, values: np.ndarray) -> None:
         self.uniform(values < 0, 2)
@@ -210,16 +206,13 @@ class SymbolReader:
         """`count` values in 0 … size − 1."""
         return self._read(_geometric(size), count)
 
-    def integers(self, count: int, shape: Shape, class_: int) -> np.ndarray:
-        """`count` signed integers of a class."""
+    def integers(self, out: np.ndarray, shape: Shape, class_: int) -> None:
+        """Fills `out`, flat, int32 or fp32, with signed integers of a class."""
         M = reach(class_)
-        values = self._read(_model(shape, class_), count) - np.int32(M)
-        if values.size and values.max() > M:
-            outside = values > M
-            escaped = int(outside.sum())
+        symbols = self._read(_model(shape, class_), len(out))
+        if escaped := from_symbols(symbols, M, out):
             negative = self.uniform(escaped, 2)
-            values[outside] = self.uniform(escaped, LARGEST_INTEGER) * (1 - 2 * negative)
-        return values
+            out[symbols > 2 * M] = self.uniform(escaped, LARGEST_INTEGER) * (1 - 2 * negative)
 
     def finish(self) -> None:
         """Checks that nothing is left over.

@@ -215,7 +215,16 @@ def _project_rows(P, G, V):
 @_vectorized
 def _project_columns(P, G, V):
     for i in range(len(G)):
-        for c in range(len(P)):
+        whole = len(P) // 4 * 4
+        for c in range(0, whole, 4):
+            v0 = v1 = v2 = v3 = np.float32(0)
+            for j in range(G.shape[1]):
+                v0 += P[c, j] * G[i, j]
+                v1 += P[c + 1, j] * G[i, j]
+                v2 += P[c + 2, j] * G[i, j]
+                v3 += P[c + 3, j] * G[i, j]
+            V[c, i], V[c + 1, i], V[c + 2, i], V[c + 3, i] = v0, v1, v2, v3
+        for c in range(whole, len(P)):
             total = np.float32(0)
             for j in range(G.shape[1]):
                 total += P[c, j] * G[i, j]

@@ -21,14 +21,16 @@ import numpy as np
 import torch
 
 from hilosync.compress.entropy import CLASSES, Shape, frequencies, reach, rounding
-from hilosync.compress.spectra import project
+from hilosync.compress.passes import round_with_dead_zone
 
 __all__ = [
     "basis_class",
     "classes_of",
     "component_bits",
+    "fitting_rows",
     "grid_exponent",
-    "quantize_basis",
+    "octaves_of",
+    "quantize_bases",
     "quantize_coefficients",
     "reference_coefficients",
     "smallest_class",
@@ -47,11 +49,15 @@ _BETWEEN_SHAPES = 0.753
 """E|x|/√E[x²] is 0.798 for a Gaussian and 0.707 for a Laplacian variable; the middle decides."""
 
 
-def classes_of(energies: np.ndarray, n: int | np.ndarray, step: float) -> np.ndarray:
-    """Class of each component: σ² and long side n → t, int64, within `CLASSES`."""
+def octaves_of(energies: np.ndarray, n: int) -> np.ndarray:
+    """2·log₂(σ²/n): the scale of a component's coefficients in quarter octaves."""
     with np.errstate(divide="ignore"):
-        octaves = 2 * np.log2(energies / n) - 4 * np.log2(step)
-    return np.clip(np.rint(octaves), CLASSES[0], CLASSES[-1]).astype(np.int64)
+        return 2 * np.log2(energies / n)
+
+
+def classes_of(octaves: np.ndarray, step: float) -> np.ndarray:
+    """Class of each component at Δ: of `octaves_of` → t, int64, within `CLASSES`."""
+    return np.clip(np.rint(octaves - 4 * np.log2(step)), CLASSES[0], CLASSES[-1]).astype(np.int64)
 
 
 @cache
@@ -108,59 +114,65 @@ def smallest_class(r: int, n: int) -> int:
     return CLASSES[-1]
 
 
-def quantize_basis(basis: torch.Tensor, classes: np.ndarray, n: int) -> np.ndarray:
-    """Rounds basis vectors to the grids of their classes.
+def quantize_bases(bases: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+    """Rounds basis vectors of several blocks to their grids.
 
     Args:
-        basis: U, shape (r, ≥ k), columns by descending energy.
-        classes: t of the k components.
-        n: the block's long side.
+        bases: U, fp32, shape (blocks, r, m), columns by descending energy.
+        exponents: q of each component, shape (blocks, m); negative for a component that is not sent.
 
     Returns:
-        int32, shape (k, r): row i is u_i·2^q, magnitudes at most 2^q.
+        int32, shape (blocks, m, r): row i is u_i·2^q, magnitudes at most 2^q; 0 where nothing is sent.
     """
-    U = basis[:, : len(classes)].cpu().numpy().T.clip(-1, 1)
-    return np.rint(U * _grids(classes, n)).astype(np.int32)
+    U = bases.transpose(0, 2, 1).clip(-1, 1)
+    return np.rint(U * _grids(exponents)).astype(np.int32)
 
 
-def quantize_coefficients(
-    matrix: torch.Tensor, integers: np.ndarray, classes: np.ndarray, step: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds the coefficients of a block on its quantized basis.
+def fitting_rows(integers: np.ndarray, exponents: np.ndarray, step: float) -> np.ndarray:
+    """The P of V = P·G: the least-squares fit of a block on its quantized basis, in units of Δ.
 
-    V is the least-squares fit of the block on the basis *as decoders will have it*, so part of
-    what rounding U lost is won back.
+    V is fitted on the basis *as decoders will have it*, so part of what rounding U lost is won back.
 
     Args:
-        matrix: G, short side first, shape (r, n).
-        integers: of `quantize_basis`, shape (k, r).
-        classes: t of the k components.
+        integers: of `quantize_bases`, shape (blocks, m, r).
+        exponents: q of each component, as for `quantize_bases`.
         step: Δ.
 
     Returns:
-        V, int32, shape (k, n), and bool of shape (k,): where the Laplacian table suits better.
+        fp32, shape (blocks, m, r).
     """
-    n = matrix.shape[1]
-    U = integers / _grids(classes, n)
-    # A ridge keeps the system regular where a coarse grid makes two vectors alike.
-    fit = np.linalg.solve(U @ U.T + 1e-6 * np.eye(len(U)), U) / step
-    V = project(fit.astype(np.float32), matrix)
-    spread = np.sqrt(np.einsum("kn,kn->k", V, V) / n)
-    laplacian = np.abs(V).mean(axis=1) < _BETWEEN_SHAPES * spread
-    offsets = np.array([_offset(t) for t in classes.tolist()], dtype=np.float32)
-    rounded = np.copysign(offsets[:, None], V)
-    rounded += V
-    return rounded.astype(np.int32), laplacian
+    U = integers / np.maximum(_grids(exponents), 1)
+    # A ridge keeps the system regular where a coarse grid makes two vectors alike, or none is sent.
+    normal = U @ U.transpose(0, 2, 1) + 1e-6 * np.eye(U.shape[1])
+    return (np.linalg.solve(normal, U) / step).astype(np.float32)
 
 
-def _grids(classes: np.ndarray, n: int) -> np.ndarray:
-    """2^q of each component, fp64, shape (k, 1)."""
-    return np.array([2.0 ** grid_exponent(t, n) for t in classes.tolist()])[:, None]
+def quantize_coefficients(fitted: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds the coefficients of a block.
+
+    Args:
+        fitted: V in units of Δ, fp32, shape (k, n).
+        classes: t of the k components.
+
+    Returns:
+        int32, shape (k, n), and bool of shape (k,): where the Laplacian table suits better.
+    """
+    integers, laplacian = np.empty(fitted.shape, np.int32), np.empty(len(fitted), bool)
+    for row, class_ in enumerate(classes.tolist()):
+        magnitudes, squares = round_with_dead_zone(fitted[row], np.float32(_offset(class_)), integers[row])
+        laplacian[row] = magnitudes < _BETWEEN_SHAPES * math.sqrt(squares * fitted.shape[1])
+    return integers, laplacian
+
+
+def _grids(exponents: np.ndarray) -> np.ndarray:
+    """2^q of each component, fp64, shape (blocks, m, 1); 0 where nothing is sent."""
+    return np.where(exponents < 0, 0.0, np.exp2(exponents))[:, :, None]
 
 
 def reference_coefficients(matrix: torch.Tensor, integers: np.ndarray, classes: np.ndarray, step: float) -> np.ndarray:
-    """V of `quantize_coefficients` as the equation reads, in fp64: ⌊|v|/Δ + offset⌋ with the sign of v."""
-    U = integers / _grids(classes, matrix.shape[1])
+    """V of one block as the equation reads, in fp64: ⌊|v|/Δ + offset⌋ with the sign of v, v by least squares."""
+    exponents = np.array([grid_exponent(t, matrix.shape[1]) for t in classes.tolist()])
+    U = integers / np.exp2(exponents)[:, None]
     V = np.linalg.lstsq(U.T, matrix.double().numpy(), rcond=None)[0] / step
     offsets = np.array([_offset(t) for t in classes.tolist()])
     return (np.floor(np.abs(V) + offsets[:, None]) * np.sign(V)).astype(np.int64)

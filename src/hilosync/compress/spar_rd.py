@@ -35,16 +35,9 @@ from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
 from hilosync.compress.entropy import CLASSES, SymbolReader, SymbolWriter
 from hilosync.compress.finite import require_finite_product
 from hilosync.compress.payload import FRAME_BYTES, Kind, seal, unseal
-from hilosync.compress.quantize import (
-    basis_class,
-    classes_of,
-    component_bits,
-    grid_exponent,
-    quantize_basis,
-    quantize_coefficients,
-    smallest_class,
-)
-from hilosync.compress.spectra import Spectrum, short_side_first, spectra
+from hilosync.compress.quantize import component_bits, quantize_coefficients
+from hilosync.compress.rate import Choice, Rate, basis_classes, grid_exponents, sides
+from hilosync.compress.spectra import completed, gram_matrices, leading_spectra, project
 from hilosync.compress.state import require_names, saved_scalar, scalar_tensor
 from hilosync.errors import BudgetTooSmall, MalformedPayload
 from hilosync.plan import AdapterPlan, Block
@@ -68,6 +61,9 @@ _TARGET, _ENOUGH = 0.992, 0.98
 
 _TRIES = 5
 """Encodings of a gradient at most, while one fits the budget."""
+
+_USUAL_RANK = 16
+"""Components to look for first; the usual budget seldom gives a block more."""
 
 _GROW = 1.05
 """Growth of Δ when a search that ended has found nothing that fits."""
@@ -93,8 +89,8 @@ class SparRD:
 
     def smallest_payload(self, plan: AdapterPlan) -> int:
         """Bytes within which a component of the cheapest block surely fits."""
-        components = (component_bits(CLASSES[len(CLASSES) // 2], *_sides(block)) for block in plan.blocks)
-        ranks = sum(np.log2(1 + _sides(block)[0]) for block in plan.blocks)
+        components = (component_bits(CLASSES[len(CLASSES) // 2], *sides(block)) for block in plan.blocks)
+        ranks = sum(np.log2(1 + sides(block)[0]) for block in plan.blocks)
         return FRAME_BYTES + _STEP_BYTES + 16 + int((ranks + min(components)) / 8)
 
     def init(self, plan: AdapterPlan) -> float:
@@ -116,30 +112,27 @@ class SparRD:
             raise BudgetTooSmall(
                 f"spar_rd needs at least {smallest} bytes of payload for this plan, got {budget}; raise the budget"
             )
-        found = spectra(plan, gradient)
-        largest = np.sqrt(max(spectrum.energies[0] for spectrum in found))
-        if not largest > 0:
+        search = _Search(plan, gradient)
+        if not search.largest > 0:
             return seal(Kind.SPAR_RD, bytes(_STEP_BYTES)), state
-        rate = _Rate(plan, found)
-        matrices = [short_side_first(matrix) for matrix in plan.views(gradient)]
-        finest = max(largest * _SMALLEST_STEP, _STEPS[0])
+        matrices = plan.views(gradient)
         correction, best, step = state, None, 0.0
         for _ in range(_TRIES):
-            previous, step = step, rate.step(_TARGET * budget / correction, finest, largest)
+            previous, step = step, search.step(_TARGET * budget / correction)
             if step == previous:
                 break
-            payload = _encode_with_step(plan, matrices, found, step)
-            correction = len(payload) / rate.bytes(step)
+            payload = _encode_with_step(plan, matrices, search.rate.choose(step), step)
+            correction = len(payload) / search.bytes(step)
             if len(payload) <= budget and (best is None or len(payload) > len(best)):
                 best = payload
-                if len(payload) >= _ENOUGH * budget or step == finest:
+                if len(payload) >= _ENOUGH * budget or step == search.finest:
                     break
         while best is None:
-            step *= _GROW
+            step = float(np.float32(step * _GROW))
             if step > _STEPS[1]:
                 # No step that a payload may have is coarse enough: all of the gradient stays in E.
                 return seal(Kind.SPAR_RD, bytes(_STEP_BYTES)), state
-            payload = _encode_with_step(plan, matrices, found, step)
+            payload = _encode_with_step(plan, matrices, search.rate.choose(step), step)
             best = payload if len(payload) <= budget else None
         return best, correction
 
@@ -147,19 +140,12 @@ class SparRD:
         """Reads the integers; see `Compressor.decode`."""
         step, classes, reader = _open(plan, payload)
         if reader is None:
-            return tuple(_low_rank(block, *_empty(block), 1.0) for block in plan.blocks)
+            return tuple(_empty_block(block) for block in plan.blocks)
         bases = _read_bases(reader, plan, classes)
-        blocks = []
-        for block, block_classes, U in zip(plan.blocks, classes, bases, strict=True):
-            k, n = len(block_classes), _sides(block)[1]
-            V = np.empty((k, n), dtype=np.float32)
-            shapes = reader.uniform(k, 2).tolist()
-            for row, class_, laplacian in zip(V, block_classes.tolist(), shapes, strict=True):
-                row[:] = reader.integers(n, "laplace" if laplacian else "gauss", class_)
-            exponents = np.array([grid_exponent(t, n) for t in block_classes.tolist()], dtype=np.int32)
-            finest = int(exponents.max(initial=0))
-            U = np.ldexp(U.astype(np.float32), (finest - exponents)[:, None])
-            blocks.append(_low_rank(block, U, V, float(np.float32(step * 2.0**-finest))))
+        blocks = [
+            _read_block(reader, block, found, U, step)
+            for block, found, U in zip(plan.blocks, classes, bases, strict=True)
+        ]
         reader.finish()
         for block, part in zip(plan.blocks, blocks, strict=True):
             require_finite_product(block, part)
@@ -170,7 +156,7 @@ class SparRD:
         _, classes, _ = _open(plan, payload)
         bits = np.array(
             [
-                sum(component_bits(t, *_sides(block)) for t in block_classes.tolist())
+                sum(component_bits(t, *sides(block)) for t in block_classes.tolist())
                 for block, block_classes in zip(plan.blocks, classes, strict=True)
             ]
         )
@@ -181,82 +167,78 @@ class SparRD:
         ]
 
 
-class _Rate:
-    """Predicts bytes from spectra and Δ, without quantizing anything."""
+class _Search:
+    """The spectra of a gradient, as many components of each block as a step asks for.
 
-    def __init__(self, plan: AdapterPlan, found: list[Spectrum]):
-        self._groups: dict[tuple[int, int], np.ndarray] = {}
-        for block, spectrum in zip(plan.blocks, found, strict=True):
-            sides = _sides(block)
-            joined = [self._groups[sides]] if sides in self._groups else []
-            self._groups[sides] = np.concatenate([*joined, spectrum.energies[spectrum.energies > 0]])
-        self._tables = {
-            (r, n): np.array([component_bits(t, r, n) if t >= smallest_class(r, n) else 0.0 for t in CLASSES])
-            for r, n in self._groups
-        }
-        self._fixed = FRAME_BYTES + _STEP_BYTES + 8 + sum(np.log2(1 + _sides(b)[0]) for b in plan.blocks) / 8
+    Attributes:
+        rate: what is known of the spectra.
+        largest: the largest singular value.
+        finest: the smallest Δ.
+    """
+
+    def __init__(self, plan: AdapterPlan, gradient: torch.Tensor):
+        self._plan = plan
+        self._grams = gram_matrices(plan, gradient)
+        self._found = leading_spectra(self._grams, _USUAL_RANK)
+        self.rate = Rate(plan, self._found)
+        self.largest = float(np.sqrt(max(spectrum.energies[0] for spectrum in self._found)))
+        self.finest = float(np.float32(max(self.largest * _SMALLEST_STEP, _STEPS[0])))
 
     def bytes(self, step: float) -> float:
-        bits = sum(
-            self._tables[sides][classes_of(energies, sides[1], step) - CLASSES[0]].sum()
-            for sides, energies in self._groups.items()
-        )
-        return self._fixed + bits / 8
+        """Predicted bytes of a payload."""
+        return FRAME_BYTES + _STEP_BYTES + self.rate.bytes(step)
 
-    def step(self, target: float, finest: float, coarsest: float) -> float:
-        """The smallest Δ (as an fp32 value) whose predicted bytes are within the target, by bisection."""
-        low, high = np.log(finest), np.log(coarsest)
-        if self.bytes(finest) <= target:
-            high = low
-        for _ in range(24 if high > low else 0):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.bytes(float(np.exp(middle))) <= target else (middle, high)
-        return float(np.float32(np.clip(np.exp(high), *_STEPS)))
+    def step(self, target: float) -> float:
+        """Δ, an fp32 value, whose predicted bytes are within the target."""
+        while True:
+            wanted = self.rate.step(target - FRAME_BYTES - _STEP_BYTES, self.finest, max(self.finest, self.largest))
+            short = self.rate.exhausted(wanted)
+            if not short:
+                return float(np.float32(min(wanted, _STEPS[1])))
+            self._found = completed(self._grams, self._found, short)
+            self.rate = Rate(self._plan, self._found)
 
 
-def _sides(block: Block) -> tuple[int, int]:
-    """Short and long side: r, n."""
-    return min(block.rows, block.columns), max(block.rows, block.columns)
+def _empty_block(block: Block) -> LowRankBlock:
+    return LowRankBlock(torch.zeros(block.rows, 0), torch.zeros(0, block.columns))
 
 
-def _empty(block: Block) -> tuple[np.ndarray, np.ndarray]:
-    r, n = _sides(block)
-    return np.zeros((0, r), dtype=np.float32), np.zeros((0, n), dtype=np.float32)
+def _read_block(reader: SymbolReader, block: Block, classes: np.ndarray, U: np.ndarray, step: float) -> LowRankBlock:
+    """A block of Ĝ whose basis integers, fp32, shape (k, r), have been read."""
+    k, n = len(classes), sides(block)[1]
+    if not k:
+        return _empty_block(block)
+    wide = block.rows <= block.columns
+    factor = np.empty((k, n) if wide else (n, k), dtype=np.float32)
+    V = factor if wide else factor.T
+    shapes = reader.uniform(k, 2).tolist()
+    for row, class_, laplacian in zip(V, classes.tolist(), shapes, strict=True):
+        reader.integers(row, "laplace" if laplacian else "gauss", class_)
+    exponents = grid_exponents(n)[classes - CLASSES[0]]
+    U *= np.exp2(exponents[0] - exponents, dtype=np.float32)[:, None]  # the first component has the finest grid
+    scale = float(np.float32(step * 2.0 ** -int(exponents[0])))
+    left, right = (np.ascontiguousarray(U.T), factor) if wide else (factor, U)
+    return LowRankBlock(torch.from_numpy(left), torch.from_numpy(right), scale)
 
 
-def _low_rank(block: Block, U: np.ndarray, V: np.ndarray, scale: float) -> LowRankBlock:
-    """Puts U (k×r) and V (k×n) where the block's orientation wants them."""
-    left, right = (U.T, V) if block.rows <= block.columns else (V.T, U)
-    return LowRankBlock(
-        torch.from_numpy(np.ascontiguousarray(left)), torch.from_numpy(np.ascontiguousarray(right)), scale
-    )
-
-
-def _encode_with_step(plan: AdapterPlan, matrices: list[torch.Tensor], found: list[Spectrum], step: float) -> bytes:
+def _encode_with_step(plan: AdapterPlan, matrices: list[torch.Tensor], choices: list[Choice], step: float) -> bytes:
     """The payload for a given Δ, whatever its length."""
-    classes = []
-    for matrix, spectrum in zip(matrices, found, strict=True):
-        every = classes_of(spectrum.energies, matrix.shape[1], step)
-        classes.append(every[(every >= smallest_class(*matrix.shape)) & (spectrum.energies > 0)])
-    bases = [
-        quantize_basis(spectrum.basis, block_classes, matrix.shape[1])
-        for matrix, spectrum, block_classes in zip(matrices, found, classes, strict=True)
-    ]
     writer = SymbolWriter()
-    for block, block_classes in zip(plan.blocks, classes, strict=True):
-        writer.uniform(np.array([len(block_classes)]), _sides(block)[0] + 1)
-    present = [block_classes for block_classes in classes if len(block_classes)]
+    for block, choice in zip(plan.blocks, choices, strict=True):
+        writer.uniform(np.array([len(choice.classes)]), sides(block)[0] + 1)
+    classes = [choice.classes for choice in choices]
+    present = [found for found in classes if len(found)]
     if present:
-        writer.uniform(np.array([c[0] - CLASSES[0] for c in present]), len(CLASSES))
-        writer.steps(np.concatenate([-np.diff(c) for c in present]), len(CLASSES))
+        writer.uniform(np.array([found[0] - CLASSES[0] for found in present]), len(CLASSES))
+        writer.steps(np.concatenate([-np.diff(found) for found in present]), len(CLASSES))
     for class_, members in _by_basis_class(plan, classes):
-        writer.integers(np.concatenate([bases[b][i] for b, i in members]), "basis", class_)
-    for matrix, block_classes, U in zip(matrices, classes, bases, strict=True):
-        if not len(block_classes):
+        writer.integers(np.concatenate([choices[b].basis[i] for b, i in members]), "basis", class_)
+    for matrix, choice in zip(matrices, choices, strict=True):
+        if not len(choice.classes):
             continue
-        V, laplacian = quantize_coefficients(matrix, U, block_classes, step)
+        V, laplacian = quantize_coefficients(project(choice.fit, matrix), choice.classes)
         writer.uniform(laplacian, 2)
-        for row, class_, is_laplacian in zip(V, block_classes.tolist(), laplacian.tolist(), strict=True):
+        for row, class_, is_laplacian in zip(V, choice.classes.tolist(), laplacian.tolist(), strict=True):
             writer.integers(row, "laplace" if is_laplacian else "gauss", class_)
     return seal(Kind.SPAR_RD, np.float32(step).astype("<f4").tobytes(), writer.finish())
 
@@ -272,7 +254,7 @@ def _open(plan: AdapterPlan, payload: bytes | memoryview) -> tuple[float, list[n
     if not _STEPS[0] <= step <= _STEPS[1]:
         raise MalformedPayload(f"expected a step between {_STEPS[0]:.0e} and {_STEPS[1]:.0e}, got {step}")
     reader = SymbolReader(body[_STEP_BYTES:])
-    ranks = [int(reader.uniform(1, _sides(block)[0] + 1)[0]) for block in plan.blocks]
+    ranks = [int(reader.uniform(1, sides(block)[0] + 1)[0]) for block in plan.blocks]
     first = iter(reader.uniform(sum(k > 0 for k in ranks), len(CLASSES)).tolist())
     decreases = reader.steps(sum(max(0, k - 1) for k in ranks), len(CLASSES))
     classes, start = [], 0
@@ -291,18 +273,18 @@ def _open(plan: AdapterPlan, payload: bytes | memoryview) -> tuple[float, list[n
 def _by_basis_class(plan: AdapterPlan, classes: list[np.ndarray]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """Basis classes, ascending, each with its components as (block, component), in order."""
     members: dict[int, list[tuple[int, int]]] = {}
-    for index, (block, block_classes) in enumerate(zip(plan.blocks, classes, strict=True)):
-        r, n = _sides(block)
-        for component, class_ in enumerate(block_classes.tolist()):
-            members.setdefault(basis_class(grid_exponent(class_, n), r), []).append((index, component))
+    for index, (block, found) in enumerate(zip(plan.blocks, classes, strict=True)):
+        for component, class_ in enumerate(basis_classes(*sides(block))[found - CLASSES[0]].tolist()):
+            members.setdefault(class_, []).append((index, component))
     yield from sorted(members.items())
 
 
 def _read_bases(reader: SymbolReader, plan: AdapterPlan, classes: list[np.ndarray]) -> list[np.ndarray]:
-    """Basis integers of each block, int32, shape (k, r)."""
-    bases = [np.empty((len(c), _sides(b)[0]), np.int32) for b, c in zip(plan.blocks, classes, strict=True)]
+    """Basis integers of each block, fp32, shape (k, r)."""
+    bases = [np.empty((len(c), sides(b)[0]), np.float32) for b, c in zip(plan.blocks, classes, strict=True)]
     for class_, members in _by_basis_class(plan, classes):
-        values = reader.integers(sum(bases[b].shape[1] for b, _ in members), "basis", class_)
+        values = np.empty(sum(bases[b].shape[1] for b, _ in members), np.float32)
+        reader.integers(values, "basis", class_)
         start = 0
         for index, component in members:
             row = bases[index][component]
