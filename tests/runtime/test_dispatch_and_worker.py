@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import hilosync as hilo
-from hilosync.errors import ConfigurationError, Diverged, MalformedRollouts, PeerSilent
+from hilosync.errors import ConfigurationError, MalformedRollouts, PeerSilent
 from hilosync.log import Delivery, Order, open_log
 from hilosync.runtime import Dispatcher, Heartbeat, Limits, Notice, Pace, Presence, Replica, Worker
 
@@ -179,20 +179,6 @@ def test_a_worker_passes_on_why_its_learner_failed(model, memory):
     learner.log.mailbox.post("learner", msgspec.json.encode(failed))
     with pytest.raises(PeerSilent, match="the learner failed at version 0: disk full"):
         Worker(Replica.join(memory), "w", serve, QUICK).run()
-
-
-def test_a_diverged_worker_reports_itself_and_answers_nothing(model, memory, backward):
-    learner = hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=memory)
-    replica = Replica.join(memory)
-    replica._machine.state.params[0] += 1.0
-    backward(model)
-    learner.step()
-    learner.log.mailbox.offer([Order(1, 0)])
-    with pytest.raises(Diverged):
-        Worker(replica, "w", serve, QUICK).run()
-    said = Presence(learner.log.mailbox).look().notice("w")
-    assert (said.state, said.mismatches) == ("failed", 1) and "layers.0.lora_A" in said.detail
-    assert learner.log.mailbox.collect(1) == []
 
 
 def test_a_wrong_answer_is_refused_and_its_batch_offered_again(mailbox):

@@ -104,9 +104,9 @@ class Choice:
     @property
     def why(self) -> str:
         """One line for people, with both estimates."""
-        ways = (("replay", self.replay_seconds), ("snapshot", self.snapshot_seconds))
+        ways = (("replay", self.replay_seconds, "impossible"), ("snapshot", self.snapshot_seconds, "none"))
         estimates = ", ".join(
-            f"{way} {'impossible' if seconds == float('inf') else f'{seconds:.3g} s'}" for way, seconds in ways
+            f"{way} {missing if seconds == float('inf') else f'{seconds:.3g} s'}" for way, seconds, missing in ways
         )
         return f"{self.kind} from version {self.base} to {self.target} (estimates: {estimates})"
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hilosync.errors import HiLoError, LogUnavailable, MalformedRecord, Truncated
 from hilosync.log import Log
 from hilosync.protocol import Choice, Measurements, Position, ReplicaMachine, Run, choose
 from hilosync.runtime.disk import Disk
 from hilosync.runtime.initial import stored_parameters
-from hilosync.runtime.snapshots import SnapshotLoader, read_manifest
+from hilosync.runtime.snapshots import SnapshotLoader
 from hilosync.wire import decode_record, record_hash
 
 __all__ = ["Recoverer", "Recovery", "contradiction", "restart"]
+
+Answer = TypeVar("Answer")
 
 _logger = logging.getLogger("hilosync")
 
@@ -81,65 +84,57 @@ class Recoverer:
         usable = [v for v in self._log.snapshots.versions() if held < v <= newest_base]
         refused: list[str] = []
         fetched_bytes = 0
-        if usable and replayable and not self.measurements.knows_bandwidth:
-            fetched_bytes += self._measure_bandwidth(usable[-1])
         while True:
-            try:
-                choice = choose(
-                    held,
-                    target,
-                    replayable=replayable,
-                    snapshots=usable,
-                    state_bytes=4 * self._run.plan.size * (1 + len(self._run.optimizer.slots)),
-                    rates=self.measurements.rates,
-                )
-            except Truncated as error:
-                raise Truncated(f"{self._log.url}: {error}{''.join(f'; {why}' for why in refused)}") from None
-            if choice.kind == "replay":
+            if not usable:
+                choice = self._choose(held, target, replayable, usable, 0, refused)
                 break
-            loader = SnapshotLoader(self._log, self._run, choice.base, self._cache)
+            self._announce(usable[-1])
+            loader = SnapshotLoader(self._log, self._run, usable[-1], self._cache)
             try:
-                state, position = self._load(loader, choice.base)
+                if replayable and not self.measurements.knows_bandwidth:
+                    self._measured(loader, loader.load_first)
+                choice = self._choose(held, target, replayable, usable, loader.fetched_bytes, refused)
+                if choice.kind == "snapshot":
+                    machine.rebase(*self._measured(loader, loader.load))
+                fetched_bytes += loader.fetched_bytes
+                break
             except LogUnavailable:
                 raise
             except HiLoError as error:
-                _logger.warning("snapshot %d cannot be used: %s", choice.base, error)
-                refused.append(f"snapshot {choice.base} cannot be used: {error}")
-                usable = [version for version in usable if version < choice.base]
-                continue
-            finally:
+                _logger.warning("snapshot %d cannot be used: %s", usable[-1], error)
+                refused.append(f"snapshot {usable.pop()} cannot be used: {error}")
                 fetched_bytes += loader.fetched_bytes
-            machine.rebase(state, position)
-            break
+        self._announce(0)
         recovery = Recovery(cause, held, choice, self._clock() - started, fetched_bytes, tuple(refused))
         _logger.info("%s at version %d: %s", cause, held, choice.why)
         return recovery
 
-    def _load(self, loader: SnapshotLoader, version: int):
+    def _choose(
+        self, held: int, target: int, replayable: bool, usable: list[int], fetched_bytes: int, refused: list[str]
+    ) -> Choice:
+        state_bytes = 4 * self._run.plan.size * (1 + len(self._run.optimizer.slots))
+        try:
+            return choose(
+                held,
+                target,
+                replayable=replayable,
+                snapshots=usable,
+                state_bytes=max(0, state_bytes - fetched_bytes),
+                rates=self.measurements.rates,
+            )
+        except Truncated as error:
+            raise Truncated(f"{self._log.url}: {error}{''.join(f'; {why}' for why in refused)}") from None
+
+    def _measured(self, loader: SnapshotLoader, fetch: Callable[[], Answer]) -> Answer:
+        started, before = self._clock(), loader.fetched_bytes
+        answer = fetch()
+        if loader.fetched_bytes > before:
+            self.measurements.chunk_read(loader.fetched_bytes - before, self._clock() - started)
+        return answer
+
+    def _announce(self, version: int) -> None:
         if self.on_reading is not None:
             self.on_reading(version)
-        started = self._clock()
-        try:
-            loaded = loader.load()
-        finally:
-            if self.on_reading is not None:
-                self.on_reading(0)
-        if loader.fetched_bytes:
-            self.measurements.chunk_read(loader.fetched_bytes, self._clock() - started)
-        return loaded
-
-    def _measure_bandwidth(self, version: int) -> int:
-        """Reads the first chunk of a snapshot; returns its bytes, 0 if there is none to be read."""
-        try:
-            key = read_manifest(self._log, self._run, version).chunks[0]
-            started = self._clock()
-            size = len(self._log.blobs.get(key))
-        except LogUnavailable:
-            raise
-        except HiLoError:
-            return 0  # whoever loads this snapshot will say what is wrong with it
-        self.measurements.chunk_read(size, self._clock() - started)
-        return size
 
 
 def restart(log: Log, run: Run, machine: ReplicaMachine) -> None:

@@ -21,6 +21,7 @@ from hilosync.errors import (
 from hilosync.log import Log
 from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
 from hilosync.protocol import Applied, ReplicaMachine, Run
+from hilosync.runtime.anchors import SnapshotWriter
 from hilosync.runtime.checkpoint import Checkpoint, Checkpoints
 from hilosync.runtime.disk import Disk, FileDisk
 from hilosync.runtime.initial import stored_parameters
@@ -59,6 +60,8 @@ class Replica:
         checks: digests compared so far, one per record applied.
         mismatches: digests that differed.
         recoveries: what was chosen each time that this replica was new, behind or broken.
+        snapshots: writes the snapshots that are due at a version that `advance` ends with, beside whatever
+            follows; None, as at first, to write none.
         recoverer: chooses; its `on_reading` tells others which snapshot is being read.
     """
 
@@ -76,6 +79,7 @@ class Replica:
         self.checks = 0
         self.mismatches = 0
         self.recoveries: list[Recovery] = []
+        self.snapshots: SnapshotWriter | None = None
         self._clock = clock or time.perf_counter
         self.recoverer = Recoverer(log, run, self._clock, disk)
         self._machine = machine
@@ -181,6 +185,8 @@ class Replica:
                 wait = 0.0
         self._began = True
         self._save()
+        if self.snapshots is not None:
+            self.snapshots.offer(self._machine.state, self.version)
         if to is not None and self.version < to:
             raise PeerSilent(f"version {to} did not appear within {wait:.0f} s; the newest is {self.version}")
         return self.version

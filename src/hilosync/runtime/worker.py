@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from hilosync.errors import ConfigurationError, Diverged, PeerSilent
+from hilosync.errors import ConfigurationError, Diverged, PeerSilent, TornState
 from hilosync.log import Delivery, Order
 from hilosync.runtime.dispatch import Limits
+from hilosync.runtime.points import reach
 from hilosync.runtime.presence import LEARNER, Heartbeat, Notice, Presence, Roll
 from hilosync.runtime.replica import Replica
 
@@ -56,13 +57,14 @@ class Worker:
 
         Raises:
             PeerSilent: the learner's heartbeat stopped, or the learner failed; says what it last said.
-            Diverged: this replica's bits differ; its notice says so before the error is raised.
+            Diverged: this replica's bits differ again after it has been healed; its notice says so before.
         """
         mailbox = self._replica.log.mailbox
         notice = Notice(sender=self._name, incarnation=self._incarnation, beat=0, state="serving")
         presence = Presence(mailbox, self._clock)
         begun = self._clock()
         with Heartbeat(mailbox, notice) as heartbeat:
+            self._replica.recoverer.on_reading = lambda snapshot: heartbeat.update(reading=snapshot)
             while True:
                 order = mailbox.take(self._incarnation, wait=0.1)
                 roll = presence.look()
@@ -71,7 +73,9 @@ class Worker:
                 # One that is already past the version answers with what it holds, and says so.
                 if order is not None and order.version <= self._replica.version:
                     content = self._answer(self._replica, order)
+                    reach("before deliver")
                     mailbox.deliver(Delivery(self._incarnation, order, content))
+                    reach("after deliver")
                     self.answered += 1
                 if learner is not None and learner.state == "finished" and self._replica.version >= learner.version:
                     heartbeat.update(state="finished")
@@ -115,10 +119,9 @@ class Worker:
                     self._replica.advance(to=order.version, wait=self._limits.silence)
                 else:
                     self._replica.advance(to=idle_goal)
-            version = self._replica.version
-        except Diverged as error:
-            heartbeat.update(state="failed", mismatches=1, checks=self._replica.checks, detail=str(error))
-            raise
+        except (Diverged, TornState) as error:
+            self._heal(heartbeat, error)
+        version = self._replica.version
         if version == before and heartbeat.notice.digest:
             return
         heartbeat.update(
@@ -129,3 +132,14 @@ class Worker:
         )
         if watch is not None:
             watch(heartbeat.notice)
+
+    def _heal(self, heartbeat: Heartbeat, error: Diverged | TornState) -> None:
+        """Says what differs, and serves nothing until the version that failed has been verified again."""
+        replica = self._replica
+        heartbeat.update(state="diverged", mismatches=replica.mismatches, checks=replica.checks, detail=str(error))
+        try:
+            replica.heal()
+        except Diverged as again:
+            heartbeat.update(state="failed", mismatches=replica.mismatches, checks=replica.checks, detail=str(again))
+            raise
+        heartbeat.update(state="serving", detail="")
