@@ -1,5 +1,5 @@
 # make demo    a learner, two workers and one log: watch a model learn (extra arguments: make demo ARGS="--seed 7")
-#              make demo LOG=nats   the same over a NATS server that it starts
+#              make demo LOG=nats   the same over a NATS server that it starts; LOG=s3 over an S3 service
 # make test    all tests (extra arguments: make test ARGS="tests/wire -k golden")
 # make check   lint, format and types
 # make lock    remake requirements.lock from pyproject.toml; make lock UPGRADE=--upgrade takes newer releases

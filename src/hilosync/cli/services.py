@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from hilosync.bench.nats_server import nats_server
+from hilosync.bench.s3_server import s3_server
 
 __all__ = ["LOG_KINDS", "log_for_demo"]
 
@@ -22,7 +24,20 @@ def _nats_log(folder: Path) -> Iterator[str]:
         yield f"{server}/demo"
 
 
-_LOGS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {"file": _file_log, "nats": _nats_log}
+@contextmanager
+def _s3_log(folder: Path) -> Iterator[str]:
+    with s3_server("demo") as environment:
+        # Here and in the workers' processes, which inherit it, the environment leads to the service.
+        before = dict(os.environ)
+        os.environ.update(environment)
+        try:
+            yield f"s3://demo/{folder.name}"
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+_LOGS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {"file": _file_log, "nats": _nats_log, "s3": _s3_log}
 
 LOG_KINDS = tuple(_LOGS)
 """What a demonstration's log can be on."""
