@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import signal
@@ -235,6 +236,29 @@ def test_a_server_that_falls_silent_is_given_up_within_the_limit_and_asked_anew(
         log.steps.append(version, b"x")
         assert log.steps.head() == version
         assert log.mailbox.take("w") is None
+
+
+def test_a_question_that_is_met_by_silence_is_asked_again(nats_server):
+    import nats
+
+    asked = []
+
+    async def answer(message) -> None:
+        asked.append(message.data)
+        if len(asked) > 1:
+            await message.respond(b"yes")
+
+    async def serve() -> bytes:
+        client = await nats.connect(f"nats://127.0.0.1:{nats_server.port}")
+        await client.subscribe("deaf.at.first", cb=answer)
+        await client.flush()
+        found = await asyncio.to_thread(connection.ask, "ask", "deaf.at.first", b"well?", patience=0.2)
+        await client.close()
+        return found.data
+
+    connection = Connection(parse_nats_address("nats", nats_server.url().partition(":")[2]))
+    assert asyncio.run(serve()) == b"yes"
+    assert set(asked) == {b"well?"}
 
 
 def test_a_server_without_jetstream_is_told_apart(starts_nats):

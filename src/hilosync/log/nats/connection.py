@@ -9,6 +9,7 @@ through here may therefore reach the server twice.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import weakref
@@ -86,6 +87,7 @@ class Connection:
         subject: str,
         data: bytes = b"",
         headers: dict[str, str] | None = None,
+        patience: float = math.inf,
         gone: Callable[[], bool] | None = None,
     ) -> Answer:
         """Sends a message and waits for the answer; after a lost connection it is sent again.
@@ -95,6 +97,7 @@ class Connection:
             subject: where to send it.
             data: the payload.
             headers: of the message.
+            patience: seconds of silence after which it is sent again: a cluster without a leader drops questions.
             gone: asked when nobody listens to the subject: True if waiting is pointless.
 
         Raises:
@@ -104,7 +107,8 @@ class Connection:
         deadline, pause = time.monotonic() + limit, _PAUSE
         while True:
             remaining = max(deadline - time.monotonic(), pause)
-            answer = self._link.run(self._link.attempt(subject, data, headers, remaining), remaining + 1.0)
+            attempt = self._link.attempt(subject, data, headers, remaining, patience)
+            answer = self._link.run(attempt, remaining + 1.0)
             if isinstance(answer, Answer):
                 return answer
             if answer.unanswered and gone is not None and gone():
@@ -165,9 +169,9 @@ class _Link:
             return self._client
 
     async def attempt(
-        self, subject: str, data: bytes, headers: dict[str, str] | None, limit: float
+        self, subject: str, data: bytes, headers: dict[str, str] | None, limit: float, patience: float
     ) -> Answer | _Failure:
-        """Asks once."""
+        """Asks once, and waits for the limit or the patience, whichever ends first."""
         import nats.errors
 
         client = await self.connected()
@@ -179,7 +183,9 @@ class _Link:
         self._waiting[refused] = subject
         request = self._loop.create_task(client.request(subject, data, timeout=limit, headers=headers))
         try:
-            await asyncio.wait({request, ended, refused}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {request, ended, refused}, timeout=min(limit, patience), return_when=asyncio.FIRST_COMPLETED
+            )
             if refused.done():
                 refused.result()
             if request.done():
@@ -187,8 +193,9 @@ class _Link:
                 return Answer(message.data, {str(key): value for key, value in (message.headers or {}).items()})
             if ended.done():
                 return _Failure("the connection was lost, and no answer came")
-            # An answer that fails to come may mean that the connection is dead and does not know it.
-            self._closing = self._loop.create_task(_closed(client))
+            if limit <= patience:
+                # An answer that fails to come may mean that the connection is dead and does not know it.
+                self._closing = self._loop.create_task(_closed(client))
             return _Failure("no answer")
         except nats.errors.NoRespondersError:
             return _Failure(f"nobody answers on {subject}", unanswered=True)

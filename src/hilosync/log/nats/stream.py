@@ -22,6 +22,8 @@ _WRONG_SEQUENCE = (10071, 10164)
 _WRONG_LAST_ID = 10070
 _TRY_AGAIN = (10008, 10201)  # JetStream is starting; the same message is being stored
 _PAUSE = 0.1
+_PATIENCE = 5.0
+_SLOWEST_LINK = 50_000  # bytes a second that a message takes at least, before it is sent again
 _ADVICE = {
     10023: "free some space on the server, or raise max_file_store",
     10047: "free some space on the server, or raise max_file_store",
@@ -142,7 +144,8 @@ class Stream:
         """
         doing, deadline = f"publish to {subject}", time.monotonic() + self._connection.address.timeout
         while True:
-            answer = self._connection.ask(doing, subject, data, headers or None, gone=self._is_gone)
+            patience = _PATIENCE + len(data) / _SLOWEST_LINK
+            answer = self._connection.ask(doing, subject, data, headers or None, patience, self._is_gone)
             found = self._decoded(answer, doing)
             error = found.get("error")
             if error is None:
@@ -182,9 +185,8 @@ class Stream:
 
     def _call(self, verb: str, request: dict[str, Any], api: str | None = None) -> dict[str, Any]:
         doing = f"{verb.lower()} the stream {self.name}"
-        answer = self._connection.ask(
-            doing, f"{api or self._api}.STREAM.{verb}.{self.name}", json.dumps(request).encode()
-        )
+        subject = f"{api or self._api}.STREAM.{verb}.{self.name}"
+        answer = self._connection.ask(doing, subject, json.dumps(request).encode(), patience=_PATIENCE)
         return self._decoded(answer, doing)
 
     def _decoded(self, answer: Answer, doing: str) -> dict[str, Any]:
