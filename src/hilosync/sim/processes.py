@@ -25,6 +25,7 @@ from hilosync.optim import Optimizer, PolicyState
 from hilosync.runtime import Learner, Notice, Replica
 from hilosync.runtime.anchors import SnapshotWriter
 from hilosync.runtime.retention import retain
+from hilosync.runtime.snapshots import write_snapshot
 from hilosync.sim.checker import Checker, Member
 from hilosync.sim.model import fresh_model, gradient
 from hilosync.sim.store import SimulatedStorage, open_simulated_log
@@ -238,8 +239,7 @@ class ReplicaProcess(Node):
             self.replica.advance()
         except Diverged as error:
             self.world.note(self.name, f"stops serving: {error}")
-            self.replica.heal()
-            self.world.count("healed")
+            self._heal(self.replica)
         finally:
             for recovery in self.replica.recoveries[known:]:
                 self.world.count(f"recovery: {recovery.cause}, {recovery.choice.kind}")
@@ -279,6 +279,29 @@ class ReplicaProcess(Node):
         self.member.flipped.setdefault(self.replica.version, set()).add(plan.blocks[block].name)
         self.world.count("bit flip")
         self.world.note(self.name, f"a bit of {plan.blocks[block].name} flips at version {self.replica.version}")
+        if random.random() < 0.4:
+            self.world.at(0.0, self, lambda: self.guarded(self._store))
+
+    def _store(self) -> None:
+        """Writes a snapshot just now, perhaps of a state with a flipped bit, which must be refused."""
+        held = self.held()
+        if self.replica is None or held is None or held[0] == 0:
+            return
+        try:
+            write_snapshot(self.replica.log, self.replica.run, held[2].clone(), held[0])
+        except Diverged:
+            if held[0] not in self.member.flipped:
+                raise
+            self.world.count("snapshot of a flipped bit refused")
+
+    def _heal(self, replica: Replica) -> None:
+        try:
+            replica.heal()
+            self.world.count("healed")
+        except Diverged as error:
+            # A second accident at the same version: it gives up, and its operator starts it again.
+            self.world.note(self.name, f"gives up: {error}")
+            self.kill()
 
     def _join(self) -> Replica:
         log, disk = self.open()
