@@ -75,7 +75,9 @@ def _learn_once(way: Way, seed: int, versions: Sequence[int], lr: float, problem
         return [engine.generate(version, batch, state_digest=learner.digest) for batch in range(recipe.batches)]
 
     every = math.gcd(*versions)
-    history = list(make_versions(learner, trainer, collect, versions=max(versions), evaluate_every=every, problems=problems))
+    history = list(
+        make_versions(learner, trainer, collect, versions=max(versions), evaluate_every=every, problems=problems)
+    )
     found = {progress.version: progress.evaluation for progress in history if progress.evaluation is not None}
     sizes = [progress.step.record_bytes for progress in history if progress.step is not None]
     return {
