@@ -58,7 +58,8 @@ def s3_server(bucket: str = "hilo") -> Iterator[dict[str, str]]:
 def make_bucket(endpoint: str, bucket: str) -> None:
     """Adds a bucket to such a service, empty and public."""
     for path, content in ((bucket, ""), (f"{bucket}?policy", _PUBLIC.replace("BUCKET", bucket))):
-        request = urllib.request.Request(f"{endpoint}/{path}", content.encode(), method="PUT")
+        headers = {"Content-Type": "application/json"}  # a form would be taken apart on its way to moto
+        request = urllib.request.Request(f"{endpoint}/{path}", content.encode(), headers, method="PUT")
         urllib.request.urlopen(request, timeout=_SECONDS_TO_START).close()
 
 
