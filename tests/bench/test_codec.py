@@ -8,6 +8,7 @@ import torch
 
 from hilosync.bench.capture import capture_to
 from hilosync.bench.codec import run_codec, shannon_bits, synthetic_gradient
+from hilosync.bench.powersgd import PowerSGDHook
 from hilosync.plan import AdapterPlan, Block
 
 PLAN = AdapterPlan(tuple(Block(f"w{i}", 16, 96) for i in range(6)) + tuple(Block(f"x{i}", 48, 16) for i in range(6)))
@@ -29,7 +30,8 @@ def test_every_compressor_and_budget_gives_one_row_of_the_stated_figures(tmp_pat
         assert row["compressor"] == "dense" or row["ratio"] <= float(row["budget"].rstrip("%")) / 100
         assert 0 <= row["residual_energy"] < 1
         assert row["bound_ratio"] is None or row["bound_ratio"] > 1
-        assert row["encode_ms"] > 0 and row["decode_ms"] > 0 and row["floor_ms"] > 0
+        assert row["encode_ms"] > 0 and row["decode_ms"] > 0 and row["floor_ms"] > 0 and row["powersgd_hook_ms"] > 0
+        assert 0 <= row["coder_ms"] < row["decode_ms"] and (row["coder_ms"] > 0) == (row["compressor"] == "spar_rd")
     energy = {(row["compressor"], row["budget"]): row["residual_energy"] for row in rows}
     assert energy["spar_rd", "20%"] < energy["spar", "20%"] < energy["spar", "5%"]
 
@@ -47,3 +49,15 @@ def test_a_synthetic_gradient_is_reproducible_and_noise_adds_its_share_of_energy
     assert torch.equal(quiet, synthetic_gradient(PLAN))
     energy = [torch.linalg.matrix_norm(view).item() ** 2 for view in PLAN.views(noisy)]
     assert 1.1 < np.exp(np.mean(np.log(energy))) < 2.5
+
+
+def test_the_hook_s_arithmetic_finds_the_leading_component_and_keeps_the_rest():
+    gradient = synthetic_gradient(PLAN)
+    hook, received = PowerSGDHook(PLAN), torch.zeros(PLAN.size)
+    for _ in range(30):
+        bucket = gradient.clone()
+        hook.step(bucket)
+        received += bucket
+    # With error feedback the mean of what is sent approaches the gradient.
+    assert (received / 30 - gradient).norm() < 0.25 * gradient.norm()
+    assert all(torch.linalg.matrix_rank(view) <= 1 for view in PLAN.views(bucket))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -20,8 +20,10 @@ import numpy as np
 import torch
 
 from hilosync.bench.capture import read_capture
+from hilosync.bench.powersgd import hook_milliseconds
 from hilosync.bench.shapes import adapter_plan
 from hilosync.compress import Compressor, accumulate, budget_bytes, get_compressor, retain
+from hilosync.compress.entropy import SymbolReader
 from hilosync.compress.spectra import spectra
 from hilosync.errors import BudgetTooSmall
 from hilosync.plan import AdapterPlan
@@ -59,22 +61,24 @@ def run_codec(
         Rows of `compressor, source, budget, bytes` (median payload), `ratio` (of the bf16 adapter's
         bytes), `residual_energy` (‖G' − Ĝ‖²/‖G'‖², mean over the steps after the first quarter),
         `bound_ratio` (bits over `shannon_bits` at that distortion; None for a distortion of nearly
-        none), `encode_ms` (accumulate, encode and retain), `decode_ms`, `floor_ms` (reading G and E
-        and writing E once), all medians of wall time, and `peak_extra_mb` of encoding (None where the
-        system does not tell).
+        none), `encode_ms` (accumulate, encode and retain), `decode_ms`, `coder_ms` (the part of `decode_ms`
+        within the range decoder), `floor_ms` (reading G and E and writing E once), all medians of wall
+        time, `powersgd_hook_ms` (what PyTorch's rank-1 hook computes for this source's first gradient,
+        to compare `encode_ms` with), and `peak_extra_mb` of encoding (None where the system does not tell).
     """
     rows: list[dict[str, Any]] = []
 
-    def measure(plan: AdapterPlan, source: str, gradients: Callable[[], Iterable[torch.Tensor]], feedback: bool):
+    def measure(plan: AdapterPlan, source: str, gradients: list[torch.Tensor], feedback: bool):
+        hook = hook_milliseconds(plan, gradients[0])
         for name in compressors:
             for budget in budgets if name != "dense" else ["100%"]:
                 compressor = get_compressor(name) if name == "dense" else get_compressor(name, {"budget": budget})
                 try:
-                    row = _measure(plan, compressor, gradients(), feedback)
+                    row = _measure(plan, compressor, gradients, feedback)
                 except BudgetTooSmall as error:
                     progress(f"{source} {name} {budget}: {error}")
                     continue
-                rows.append({"compressor": name, "source": source, "budget": budget, **row})
+                rows.append({"compressor": name, "source": source, "budget": budget, **row, "powersgd_hook_ms": hook})
                 progress(
                     f"{source:16} {name:10} {budget:>5} {row['bytes']:>11,} bytes, residual energy "
                     f"{row['residual_energy']:.4f}, encode {row['encode_ms']:.0f} ms"
@@ -83,13 +87,13 @@ def run_codec(
     if capture is not None:
         plan, found = read_capture(capture)
         kept = [gradient for gradient, _ in zip(found, range(steps), strict=False)]
-        measure(plan, "captured", lambda: kept, feedback=True)
+        measure(plan, "captured", kept, feedback=True)
     if model is not None:
         plan = adapter_plan(model)
         for source, noise in _NOISE_ENERGY.items():
             gradient = synthetic_gradient(plan, noise)
             # The same gradient again, so that encoders with a state are measured with a warm one.
-            measure(plan, source, lambda gradient=gradient: [gradient] * 3, feedback=False)
+            measure(plan, source, [gradient] * 5, feedback=False)
     return rows
 
 
@@ -143,7 +147,7 @@ def _measure(
 ) -> dict[str, Any]:
     budget = budget_bytes(compressor.budget, plan)
     state, residual, corrected = compressor.init(plan), torch.zeros(plan.size), torch.zeros(plan.size)
-    sizes, shares, bounds, encode, decode, floor, extra = [], [], [], [], [], [], []
+    sizes, shares, bounds, encode, decode, coder, floor, extra = [], [], [], [], [], [], [], []
     for gradient in gradients:
         if not feedback:
             residual.zero_()
@@ -156,7 +160,8 @@ def _measure(
             encoded = time.perf_counter()
         energies = [spectrum.energies for spectrum in spectra(plan, corrected)]
         resumed = time.perf_counter()
-        decoded = compressor.decode(plan, payload)
+        with _coder_seconds() as spent:
+            decoded = compressor.decode(plan, payload)
         read = time.perf_counter()
         left = float(retain(plan, corrected, decoded).sum())
         finished = time.perf_counter()
@@ -168,6 +173,7 @@ def _measure(
             bounds.append(8 * len(payload) / shannon_bits(plan, energies, left))
         encode.append(encoded - started + finished - read)
         decode.append(read - resumed)
+        coder.append(sum(spent))
         extra.append(peak.megabytes)
     skipped = len(shares) // 4
     known = [megabytes for megabytes in extra if megabytes is not None]
@@ -178,9 +184,30 @@ def _measure(
         "bound_ratio": mean(bounds[skipped:]) if len(bounds) > skipped else None,
         "encode_ms": 1e3 * median(encode),
         "decode_ms": 1e3 * median(decode),
+        "coder_ms": 1e3 * median(coder),
         "floor_ms": 1e3 * median(floor),
         "peak_extra_mb": median(known) if known else None,
     }
+
+
+@contextmanager
+def _coder_seconds() -> Iterator[list[float]]:
+    """Seconds of each call of the range decoder."""
+    spent: list[float] = []
+    read = SymbolReader.symbols
+
+    def timed(self: SymbolReader, model: Any, count: int) -> np.ndarray:
+        started = time.perf_counter()
+        try:
+            return read(self, model, count)
+        finally:
+            spent.append(time.perf_counter() - started)
+
+    SymbolReader.symbols = timed
+    try:
+        yield spent
+    finally:
+        SymbolReader.symbols = read
 
 
 def _seconds(work: Callable[[], Any]) -> float:

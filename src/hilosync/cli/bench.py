@@ -164,7 +164,7 @@ def codec(
     )
     draw_codec(rows, out)
     headings = ["source", "compressor", "budget", "bytes", "of adapter", "residual", "of bound"]
-    headings += ["encode ms", "decode ms", "floor ms", "extra MB"]
+    headings += ["encode ms", "decode ms", "of it coder", "floor ms", "PowerSGD hook ms", "extra MB"]
     table = _table(
         "codecs",
         headings,
@@ -179,7 +179,9 @@ def codec(
                 "" if row["bound_ratio"] is None else f"{row['bound_ratio']:.2f}",
                 f"{row['encode_ms']:.1f}",
                 f"{row['decode_ms']:.1f}",
+                f"{row['coder_ms']:.1f}",
                 f"{row['floor_ms']:.1f}",
+                f"{row['powersgd_hook_ms']:.1f}",
                 "" if row["peak_extra_mb"] is None else f"{row['peak_extra_mb']:.0f}",
             ]
             for row in rows

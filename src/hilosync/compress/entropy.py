@@ -200,16 +200,16 @@ class SymbolReader:
 
     def uniform(self, count: int, size: int) -> np.ndarray:
         """`count` values in 0 … size − 1."""
-        return self._read(_uniform(size), count) if size > 1 else np.zeros(count, dtype=np.int32)
+        return self.symbols(_uniform(size), count) if size > 1 else np.zeros(count, dtype=np.int32)
 
     def steps(self, count: int, size: int) -> np.ndarray:
         """`count` values in 0 … size − 1."""
-        return self._read(_geometric(size), count)
+        return self.symbols(_geometric(size), count)
 
     def integers(self, out: np.ndarray, shape: Shape, class_: int) -> None:
         """Fills `out`, flat, int32 or fp32, with signed integers of a class."""
         M = reach(class_)
-        symbols = self._read(_model(shape, class_), len(out))
+        symbols = self.symbols(_model(shape, class_), len(out))
         if escaped := from_symbols(symbols, M, out):
             negative = self.uniform(escaped, 2)
             out[symbols > 2 * M] = self.uniform(escaped, LARGEST_INTEGER) * (1 - 2 * negative)
@@ -223,7 +223,8 @@ class SymbolReader:
         if not self._decoder.maybe_exhausted():
             raise MalformedPayload("coded integers are left over after the last block")
 
-    def _read(self, model: Any, count: int) -> np.ndarray:
+    def symbols(self, model: Any, count: int) -> np.ndarray:
+        """The next symbols of one of the coder's models, int32, shape (count,)."""
         try:
             return self._decoder.decode(model, count)
         # The library raises AssertionError for words that no encoder writes.
