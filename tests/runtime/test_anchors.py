@@ -98,8 +98,7 @@ def test_a_fault_of_the_program_in_a_snapshot_does_not_end_the_run(model, memory
     monkeypatch.setattr(anchors, "write_snapshot", broken)
     learner = learner_on(model, memory, anchor_interval=1)
     backward(model)
-    learner.step()
-    (report,) = learner.close(LIMIT)
+    (report,) = [*learner.step().snapshots, *learner.close(LIMIT)]
     assert report.error == "ZeroDivisionError: a mistake" and not report.published
 
 
@@ -119,20 +118,33 @@ def test_too_little_memory_for_a_copy_is_reported(model, memory, backward, monke
 def test_a_worker_and_its_learner_may_write_the_same_snapshot(model, memory, backward):
     learner = learner_on(model, memory, keep_recent=None)
     replica = hilo.Replica.join(memory)
-    writer = SnapshotWriter(open_log(memory), replica.run, 2)
+    replica.snapshots = writer = SnapshotWriter(open_log(memory), replica.run, 2)
     published = []
     for _ in range(4):
         backward(model)
-        learner.step()
-        replica.advance()
-        writer.offer(replica._machine.state, replica.version)
-        assert writer.close(LIMIT)
-        published += [
-            report.published for report in [*learner.close(LIMIT), *writer.take_reports()] if not report.error
-        ]
-    assert published.count(True) >= 2
+        reports = [*learner.step().snapshots]
+        for _ in range(3):
+            replica.advance()
+            assert writer.close(LIMIT)
+            reports += [*learner.close(LIMIT), *writer.take_reports()]
+        assert not any(report.error for report in reports)
+        published += [report.published for report in reports]
+    assert len(published) == 4 and published.count(True) >= 2
     assert learner.log.snapshots.versions() == [2, 4]
     load_snapshot(learner.log, learner.run, 4)
+
+
+def test_a_replica_writes_the_snapshots_that_its_learner_does_not(model, memory, backward):
+    learner = learner_on(model, memory, anchor_interval=None)
+    replica = hilo.Replica.join(memory)
+    replica.snapshots = SnapshotWriter(replica.log, replica.run, 3)
+    for _ in range(7):
+        backward(model)
+        learner.step()
+        replica.advance()
+        assert replica.snapshots.close(LIMIT)
+    assert [report.version for report in replica.snapshots.take_reports()] == [3, 6]
+    assert learner.log.snapshots.versions() == [3, 6]
 
 
 def test_a_learner_keeps_the_newest_snapshots_and_the_records_after_them(model, memory, backward):

@@ -16,7 +16,7 @@ from hilosync.log import Log, open_log
 from hilosync.runtime import Presence
 from hilosync.wire import decode_genesis
 
-__all__ = ["LOG_ADDRESS", "check_replaceable", "clear", "remove_unbegun"]
+__all__ = ["CHECKPOINTS", "LOG_ADDRESS", "check_replaceable", "clear", "remove_unbegun"]
 
 LOG_ADDRESS = "log.url"
 """The file in a run's folder that says where its log is, if that is not in the folder."""
@@ -25,13 +25,16 @@ LOG_ADDRESS = "log.url"
 _FOLDERS = {
     "steps": r"\d{20}|oldest",
     "blobs": r"[0-9a-f]{64}",
-    "snapshots": r"\d{20}|oldest",
+    "snapshots": r"\d{20}|index|oldest",
     "orders": r"\d+-\d+-\d+",
     "claims": r"\d+-\d+-\d+",
     "rollouts": r"\d+-\d+-\d+",
     "notices": r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
     "staging": r"\d+-[0-9a-f]{16}",
 }
+# The folder in a run's folder in which each process has a folder of its own, and what it keeps there.
+CHECKPOINTS = "checkpoints"
+_CHECKPOINT = r"((learner|replica)\.safetensors|chunk-[0-9a-f]{64})(\.[0-9a-f]{16}\.partial)?"
 _UNFINISHED = r"(#\d+)?"  # the store's mark on what a killed process was writing
 _WORKER_LOG = r"worker-\d+\.log"
 _FILES = rf"log\.url|summary\.json|steps\.jsonl|learning\.png|{_WORKER_LOG}"
@@ -93,20 +96,24 @@ def remove_unbegun(root: Path) -> None:
 
 
 def _check_entry(folder: Path, entry: Path) -> None:
+    strange: Path | None = entry
     if not entry.is_symlink():
         if entry.is_file() and re.fullmatch(_FILES, entry.name):
             return
         if entry.is_dir() and entry.name in _FOLDERS:
-            pattern = f"({_FOLDERS[entry.name]}){_UNFINISHED}"
-            strange = (
-                inner
-                for inner in entry.iterdir()
-                if inner.is_symlink() or not inner.is_file() or not re.fullmatch(pattern, inner.name)
-            )
-            entry = next(strange, folder)
-            if entry is folder:
-                return
-    raise _refusal(folder, f"is not a run of HiLo alone: it holds {entry.relative_to(folder)}")
+            strange = _stranger(entry, f"({_FOLDERS[entry.name]}){_UNFINISHED}")
+        elif entry.is_dir() and entry.name == CHECKPOINTS:
+            processes = list(entry.iterdir())
+            found = (p if p.is_symlink() or not p.is_dir() else _stranger(p, _CHECKPOINT) for p in processes)
+            strange = next((stranger for stranger in found if stranger is not None), None)
+    if strange is not None:
+        raise _refusal(folder, f"is not a run of HiLo alone: it holds {strange.relative_to(folder)}")
+
+
+def _stranger(folder: Path, pattern: str) -> Path | None:
+    """Something in the folder that is no file of such a name, or None."""
+    entries = folder.iterdir()
+    return next((e for e in entries if e.is_symlink() or not e.is_file() or not re.fullmatch(pattern, e.name)), None)
 
 
 def _log_in(folder: Path) -> Log | None:

@@ -13,7 +13,7 @@ from hilosync.optim import Optimizer, get_optimizer
 from hilosync.rl.recipe import Recipe
 from hilosync.runtime import PACES, Limits
 
-__all__ = ["RunOptions", "run_options"]
+__all__ = ["RunOptions", "default_learning_rate", "run_options"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class RunOptions:
         limits: how long learner and workers wait for each other.
         threads: of the learner's process.
         capture: folder for the gradients of every step, or None.
+        anchor_interval: versions between two snapshots; None to write none.
+        keep_recent: snapshots that stay, with the records after the oldest of them; None to keep everything.
     """
 
     recipe: Recipe
@@ -51,6 +53,8 @@ class RunOptions:
     limits: Limits
     threads: int
     capture: str | None
+    anchor_interval: int | None
+    keep_recent: int | None
 
     def make_optimizer(self) -> Optimizer:
         """The optimizer that was asked for.
@@ -129,10 +133,21 @@ _SHARED = [
         help="Threads of the learner; a run repeats bit for bit only with the same number.",
     ),
     click.option("--patience", default=60.0, show_default=True, help="Seconds without a worker before giving up."),
+    click.option("--anchor-interval", type=click.IntRange(1), help="Write a snapshot every so many versions."),
+    click.option(
+        "--keep-recent",
+        type=click.IntRange(1),
+        help="Keep so many snapshots and the records after the oldest of them; by default the whole run.",
+    ),
     click.option("--capture-gradients", "capture", type=click.Path(file_okay=False), help="Save all gradients."),
 ]
 
 _RECIPE = tuple(name for name in Recipe.__struct_fields__ if name not in ("objective", "temperature"))
+
+
+def default_learning_rate(optimizer: str) -> float:
+    """A rate that suits the optimizer and the tiny task."""
+    return _DEFAULT_LEARNING_RATES.get(optimizer, 1e-3)
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,7 +161,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         optimizer = given["optimizer"]
         options = RunOptions(
             recipe=recipe,
-            lr=_DEFAULT_LEARNING_RATES.get(optimizer, 1e-3) if lr is None else lr,
+            lr=default_learning_rate(optimizer) if lr is None else lr,
             limits=Limits(patience=given.pop("patience")),
             **{name: given.pop(name) for name in _OWN},
         )

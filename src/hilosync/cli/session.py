@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -13,13 +15,16 @@ import torch
 from hilosync.baselines import begin_learner
 from hilosync.bench.capture import capture_to
 from hilosync.cli.options import RunOptions
+from hilosync.cli.resume import options_to_json
+from hilosync.errors import Truncated
 from hilosync.log import Log
 from hilosync.optim import schedules
 from hilosync.plan import bind
 from hilosync.rl.evaluation import Evaluation
 from hilosync.rl.loop import Admission, Progress, make_versions
 from hilosync.rl.rollouts import RolloutBatch
-from hilosync.runtime import LEARNER, Dispatcher, Heartbeat, Notice, Roll
+from hilosync.runtime import LEARNER, Dispatcher, Heartbeat, Learner, Notice, Roll
+from hilosync.wire import decode_record
 
 __all__ = ["Session", "Summary"]
 
@@ -37,7 +42,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to; `summary.json`.
 
     Attributes:
-        versions: policy versions made.
+        versions: policy versions made; by this learner, where it resumed the run.
         workers: workers that took part.
         budget: largest bytes of a record.
         budget_given: the budget as it was asked for.
@@ -80,17 +85,24 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """Begins a run on a log and makes its versions.
+    """Begins or resumes a run on a log and makes its versions.
 
     Attributes:
         learner: the learner; it has published nothing yet.
     """
 
-    def __init__(self, options: RunOptions, log: Log):
-        """Loads the models and writes the genesis.
+    def __init__(self, options: RunOptions, log: Log, checkpoint: Path | None = None, resume: bool = False):
+        """Loads the models, and writes the genesis or folds the log.
+
+        Args:
+            options: what to do.
+            log: an empty log, or that of the run to resume.
+            checkpoint: folder of the learner's checkpoint; None to keep none.
+            resume: whether the log holds a run that is to go on.
 
         Raises:
             ConfigurationError: an unknown name, a budget too small, a missing model; nothing was written.
+            RunMismatch: the run that is to go on has another configuration.
         """
         self.options = options
         torch.set_num_threads(options.threads)
@@ -104,19 +116,32 @@ class Session:
             "cosine": schedules.cosine(options.lr, options.versions),
         }
         capture = options.capture
-        self.learner = begin_learner(
-            engine.model,
-            sync=options.sync,
-            optimizer=optimizer,
-            compressor=compressor,
-            log=log,
-            seed=options.recipe.seed,
-            max_grad_norm=options.max_grad_norm,
-            schedule=rates[options.schedule],
-            base_model=options.recipe.student,
-            task=options.recipe.to_json(),
-            on_gradient=None if capture is None else capture_to(capture, bind(engine.model).plan),
-        )
+        conduct: dict[str, Any] = {
+            "max_grad_norm": options.max_grad_norm,
+            "schedule": rates[options.schedule],
+            "on_gradient": None if capture is None else capture_to(capture, bind(engine.model).plan),
+            "anchor_interval": options.anchor_interval,
+            "keep_recent": options.keep_recent,
+            # A learner that ships whole adapters has an optimizer state of its own, which no checkpoint keeps.
+            "checkpoint": None if options.sync == "full" else checkpoint,
+        }
+        if resume:
+            self.learner = Learner.resume(engine.model, optimizer=optimizer, compressor=compressor, log=log, **conduct)
+            self.learner.extra = {"options": options_to_json(options)}
+        else:
+            self.learner = begin_learner(
+                engine.model,
+                sync=options.sync,
+                optimizer=optimizer,
+                compressor=compressor,
+                log=log,
+                seed=options.recipe.seed,
+                base_model=options.recipe.student,
+                task=options.recipe.to_json(),
+                extra={"options": options_to_json(options)},
+                **conduct,
+            )
+        self._begun_at = self.learner.version
         self._dispatcher = Dispatcher(log.mailbox, options.recipe.pace, options.limits)
 
     def run(self, show: Callable[[Progress, Roll], None], watch: Callable[[Roll], None]) -> Summary:
@@ -133,7 +158,7 @@ class Session:
         started = time.perf_counter()
         history: list[Progress] = []
         staleness = options.recipe.max_staleness
-        admission = Admission(self._trainer, learner, staleness)
+        admission = Admission(self._trainer, learner, staleness, _digests(learner, staleness))
         notice = Notice(
             sender=LEARNER,
             incarnation=f"learner-{os.urandom(4).hex()}",
@@ -155,7 +180,7 @@ class Session:
                 learner,
                 self._trainer,
                 collect,
-                versions=options.versions,
+                versions=max(0, options.versions - learner.version),
                 evaluate_every=options.evaluate_every,
                 problems=options.problems,
                 offer=offer,
@@ -164,6 +189,7 @@ class Session:
                 show(progress, self._dispatcher.presence.look())
             heartbeat.update(state="finished", version=learner.version, digest=learner.digest.hex())
             roll = self._farewell(watch)
+            learner.close(options.limits.patience)
         return self._summary(history, roll, time.perf_counter() - started)
 
     def _farewell(self, watch: Callable[[Roll], None]) -> Roll:
@@ -185,7 +211,7 @@ class Session:
         evaluated = [(p.version, p.evaluation) for p in history if p.evaluation is not None]
         first, last = evaluated[0][1], evaluated[-1][1]
         workers = roll.workers()
-        median = int(statistics.median(sizes))
+        median = int(_median(sizes))
         applied = [worker.apply_seconds for worker in workers if worker.checks]
         return Summary(
             sync=options.sync,
@@ -197,7 +223,7 @@ class Session:
             budget_given="none" if learner.run.genesis.budget is None else options.budget,
             adapter_bytes=learner.plan.adapter_bytes,
             record_bytes_median=median,
-            record_bytes_max=max(sizes),
+            record_bytes_max=max(sizes, default=0),
             ratio=median / learner.plan.adapter_bytes,
             pass_at_1={"start": first.pass_at_1, "end": last.pass_at_1},
             pass_at_4={"start": first.pass_at_4, "end": last.pass_at_4},
@@ -206,24 +232,42 @@ class Session:
             reissued=self._dispatcher.reissued,
             withdrawn=self._dispatcher.withdrawn,
             staleness={
-                "mean": statistics.mean(report.staleness_mean for report in backward),
-                "max": max(report.staleness_max for report in backward),
+                "mean": statistics.mean([report.staleness_mean for report in backward] or [0.0]),
+                "max": max((report.staleness_max for report in backward), default=0),
             },
-            encode_ms_median=1e3 * statistics.median(step.encode_seconds for step in steps),
-            apply_ms_median=1e3 * statistics.median(applied) if applied else 0.0,
+            encode_ms_median=1e3 * _median([step.encode_seconds for step in steps]),
+            apply_ms_median=1e3 * _median(applied),
             seconds=seconds,
             seed=options.recipe.seed,
             final_version=learner.version,
             final_digest=learner.digest.hex(),
             worker_versions={worker.sender: worker.version for worker in workers},
-            curve=_curve(evaluated, sizes),
+            curve=_curve(evaluated, sizes, self._begun_at),
         )
 
 
-def _curve(evaluated: list[tuple[int, Evaluation]], sizes: list[int]) -> _Curve:
+def _curve(evaluated: list[tuple[int, Evaluation]], sizes: list[int], begun_at: int) -> _Curve:
     return _Curve(
         version=[version for version, _ in evaluated],
         pass_at_1=[result.pass_at_1 for _, result in evaluated],
         pass_at_4=[result.pass_at_4 for _, result in evaluated],
-        megabytes=[sum(sizes[:version]) / 1e6 for version, _ in evaluated],
+        megabytes=[sum(sizes[: version - begun_at]) / 1e6 for version, _ in evaluated],
     )
+
+
+def _median(values: Sequence[float]) -> float:
+    """The median; 0 of nothing, as in a run that had all its versions when it was resumed."""
+    return statistics.median(values) if values else 0.0
+
+
+def _digests(learner: Learner, staleness: int) -> dict[int, bytes]:
+    """Digests of the versions before the learner's whose rollouts it may still be handed."""
+    digests: dict[int, bytes] = {}
+    for version in range(max(1, learner.version - staleness), learner.version):
+        try:
+            record = learner.log.steps.read(version)
+        except Truncated:
+            continue
+        if record is not None:
+            digests[version] = decode_record(record, learner.run.limits).digest
+    return digests

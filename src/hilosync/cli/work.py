@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import click
 
 from hilosync.rl.recipe import Recipe
 from hilosync.rl.serving import answer_with
 from hilosync.runtime import Limits, Notice, Replica, Worker
+from hilosync.runtime.anchors import SnapshotWriter
 
 __all__ = ["command"]
 
@@ -20,8 +22,19 @@ __all__ = ["command"]
 @click.option("--wait", default=300.0, show_default=True, help="Seconds to wait for the run to begin.")
 @click.option("--patience", default=60.0, show_default=True, help="Seconds of silence after which the learner is gone.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads to compute with.")
+@click.option("--snapshots", type=click.IntRange(1), help="Write a snapshot every so many versions, beside the work.")
+@click.option("--checkpoint", type=click.Path(file_okay=False), help="Folder for this worker's state, by its name.")
 @click.option("--device", help="Where to compute; by default what the run's recipe says.")
-def command(run: str, name: str | None, wait: float, patience: float, threads: int, device: str | None) -> None:
+def command(
+    run: str,
+    name: str | None,
+    wait: float,
+    patience: float,
+    threads: int,
+    snapshots: int | None,
+    checkpoint: str | None,
+    device: str | None,
+) -> None:
     """Run one worker: follow RUN, generate rollouts for its learner until the run is finished.
 
     RUN is a join ticket (`hilo ticket`), a file that holds one, or the address of a log.
@@ -31,7 +44,10 @@ def command(run: str, name: str | None, wait: float, patience: float, threads: i
 
     torch.set_num_threads(threads)
     name = name or f"worker-{os.getpid()}"
-    replica = Replica.join(run, wait=wait)
+    kept = None if checkpoint is None else Path(checkpoint) / name
+    replica = Replica.join(run, wait=wait, checkpoint=kept)
+    if snapshots is not None:
+        replica.snapshots = SnapshotWriter(replica.log, replica.run, snapshots)
     recipe = Recipe.from_json(replica.run.genesis.task)
     if device is not None:
         recipe = msgspec.structs.replace(recipe, device=device)
@@ -47,5 +63,7 @@ def command(run: str, name: str | None, wait: float, patience: float, threads: i
         )
 
     version = worker.run(watch)
+    if replica.snapshots is not None:
+        replica.snapshots.close(wait=patience)
     click.echo(f"{name}: finished at version {version}, digest {replica.digest.hex()[:16]}, {worker.answered} batches")
     sys.stdout.flush()

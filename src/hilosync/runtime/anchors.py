@@ -78,6 +78,7 @@ class SnapshotWriter:
         self._lock = threading.Lock()
         self._reports: list[SnapshotReport] = []
         self._thread: threading.Thread | None = None
+        self._newest = 0
 
     def offer(self, state: PolicyState, version: int) -> bool:
         """Takes a copy of the state and begins to store it, if a snapshot of this version is due.
@@ -87,11 +88,12 @@ class SnapshotWriter:
             version: the version.
 
         Returns:
-            Whether it has begun. A snapshot that is due while the one before is still being written is
-            left out, and reported.
+            Whether it has begun. A version is taken once. A snapshot that is due while the one before is
+            still being written is left out, and reported.
         """
-        if version < 1 or version % self._interval:
+        if version <= self._newest or version % self._interval:
             return False
+        self._newest = version
         if self._thread is not None and self._thread.is_alive():
             self._report(SnapshotReport(version, error="left out: the snapshot before it is still being written"))
             return False
