@@ -200,12 +200,17 @@ def test_an_import_that_points_down_is_allowed(tmp_path, relative, text):
     assert planted(tmp_path, relative, text) == []
 
 
+MODULES_OF = {"nats_py": "nats"}
+"""Where a distribution has another name than what one imports of it."""
+
+
 def test_every_library_that_is_imported_is_declared():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     requirements = project["dependencies"] + [
         line for extra in project["optional-dependencies"].values() for line in extra
     ]
-    declared = {re.split(r"[^\w-]", line)[0].replace("-", "_").lower() for line in requirements}
+    names = {re.split(r"[^\w-]", line)[0].replace("-", "_").lower() for line in requirements}
+    declared = {MODULES_OF.get(name, name) for name in names}
     imported = {
         found.module.split(".")[0]: f"{path.relative_to(SOURCE)}:{found.line}"
         for path in sorted(SOURCE.rglob("*.py"))
