@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from nats_server import NatsServer
+from nats_tokens import operator_mode
 
 from hilosync.errors import LogUnavailable
 from hilosync.log import Delivery, Order, open_log
@@ -109,3 +110,17 @@ def test_wrong_credentials_are_refused_and_not_shown(secure, learner, login: str
 def test_a_certificate_that_is_not_trusted_is_refused(secure, learner):
     with pytest.raises(LogUnavailable, match=r"cannot connect: .*certificate"):
         open_log(secure.url(run="shared", login="learner:of-the-learner@", scheme="tls"))
+
+
+def test_a_credentials_file_opens_a_server_in_operator_mode(starts_nats, tmp_path, monkeypatch):
+    configuration, credentials = operator_mode()
+    server = starts_nats(changes=[("jetstream {", f"{configuration}\njetstream {{")])
+    (tmp_path / "me.creds").write_text(credentials)
+    (tmp_path / "other.creds").write_text(operator_mode()[1])
+    url = server.url()
+    log = open_log(f"{url}?creds={tmp_path}/me.creds", create=True)
+    log.steps.append(0, b"genesis")
+    monkeypatch.setenv("HILO_NATS_CREDS", f"{tmp_path}/me.creds")
+    assert open_log(url).steps.read(0) == b"genesis"
+    with pytest.raises(LogUnavailable, match="the server refuses these credentials"):
+        open_log(f"{url}?creds={tmp_path}/other.creds")
