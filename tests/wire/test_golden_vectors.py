@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 from blake3 import blake3
+from documented import DOCUMENT, documented_header, fields_of, golden
 from frames import GENESIS, PRIVATE_KEY, example_record
 
 from hilosync.plan import AdapterPlan, Block
@@ -22,33 +22,6 @@ from hilosync.wire import (
     record_hash,
     signer,
 )
-
-HERE = Path(__file__).parent
-DOCUMENT = HERE.parents[1] / "docs" / "wire.md"
-FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
-ROW = re.compile(r"^\| (\d+) \| (\d+) \| (\w+) \| `(\w+)` \|", re.MULTILINE)
-
-
-def golden(name: str) -> bytes:
-    return bytes.fromhex((HERE / "golden" / f"{name}.hex").read_text())
-
-
-def documented_header(section: str) -> tuple[struct.Struct, list[str]]:
-    """The header of a section of the document, whose rows must leave no gap."""
-    text = DOCUMENT.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
-    layout, names, end = "<", [], 0
-    for offset, size, kind, name in ROW.findall(text):
-        assert int(offset) == end, f"{section}.{name} is documented at {offset}, the row before ends at {end}"
-        layout += FORMATS.get(kind, f"{size}s")
-        names.append(name)
-        end += int(size)
-        assert struct.calcsize(layout) == end, f"{section}.{name}: {kind} does not have {size} bytes"
-    return struct.Struct(layout), names
-
-
-def fields_of(section: str, data: bytes) -> dict:
-    header, names = documented_header(section)
-    return dict(zip(names, header.unpack(data[: header.size]), strict=True))
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -144,4 +117,5 @@ def test_the_documented_limits_are_the_defaults():
         limits.scalars,
         limits.genesis_bytes,
         limits.elements,
+        limits.chunks,
     ]
