@@ -48,8 +48,8 @@ def _tiny_model() -> Any:
 
 def choose_rules(random: Random) -> tuple[Optimizer, Compressor]:
     """An optimizer and a compressor, the cheap ones more often than those that decompose matrices."""
-    optimizer = random.choice((SGDM(lr=0.01), AdamW(lr=0.01), Lion(lr=0.001)))
-    compressors = (TopK(budget=400), Dense(), Spar(budget=400))
+    optimizer: Any = random.choice((SGDM(lr=0.01), AdamW(lr=0.01), Lion(lr=0.001)))
+    compressors: tuple[Any, ...] = (TopK(budget=400), Dense(), Spar(budget=400))
     return optimizer, random.choices(compressors, weights=(3, 2, 1))[0]
 
 

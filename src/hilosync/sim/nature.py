@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hilosync.sim.processes import LearnerProcess, ReplicaProcess
+from hilosync.sim.following import ReplicaProcess
+from hilosync.sim.learning import LearnerProcess
 from hilosync.sim.store import SimulatedStorage
 from hilosync.sim.world import World
 

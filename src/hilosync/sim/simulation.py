@@ -14,28 +14,32 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from hilosync import runtime
 from hilosync.arithmetic.guards import check_arithmetic
 from hilosync.errors import Diverged, HiLoError
 from hilosync.protocol import Applied, ReplicaMachine
 from hilosync.runtime import Replica
 from hilosync.runtime.snapshots import load_snapshot
 from hilosync.sim.checker import Checker, Violation
+from hilosync.sim.following import ReplicaProcess
+from hilosync.sim.learning import LearnerProcess
 from hilosync.sim.model import choose_rules
 from hilosync.sim.nature import Nature
+from hilosync.sim.node import Node, Setting
 from hilosync.sim.planted import PLANTS, Plant
-from hilosync.sim.processes import LearnerProcess, Node, ReplicaProcess, Setting
 from hilosync.sim.store import SimulatedStorage
 from hilosync.sim.world import Chances, Process, World, virtual
 
 __all__ = ["Outcome", "simulate"]
 
-_FAULTS_END = 70.0
-_LEARNER_RESTS = 100.0
-_END = 140.0
+_FAULTS_LAST = 70.0
+_CALM_LASTS = 30.0
+_REST_LASTS = 40.0
 
 _CHUNK_ELEMENTS = 30
 """Elements of each buffer in a chunk, so that a snapshot of the tiny adapter has three chunks."""
+
+_AT_SIGHT = 2
+"""Records after which a replica weighs replay against a snapshot; a run of a dozen versions is short."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +123,14 @@ class _Simulation:
             stack.enter_context(self.plant.planted())
             stack.enter_context(patch.object(ReplicaMachine, "receive", self._watched(ReplicaMachine.receive)))
             stack.enter_context(_logged(self.world))
-            stack.enter_context(patch.object(runtime.snapshots, "elements_per_chunk", lambda buffers: _CHUNK_ELEMENTS))
-            for module in (runtime.learner, runtime.replica):
+            for name, value in (
+                ("snapshots.elements_per_chunk", lambda buffers: _CHUNK_ELEMENTS),
+                ("replica._AT_SIGHT", _AT_SIGHT),
                 # It looks at the machine, which does not change from one life to the next, and takes milliseconds.
-                stack.enter_context(patch.object(module, "check_arithmetic", lambda: None))
+                ("learner.check_arithmetic", lambda: None),
+                ("replica.check_arithmetic", lambda: None),
+            ):
+                stack.enter_context(patch(f"hilosync.runtime.{name}", value))
             yield
 
     def run(self) -> None:
@@ -133,15 +141,15 @@ class _Simulation:
         """
         world = self.world
         world.after_event = self._check
-        self.nature.begin(until=_FAULTS_END)
-        world.run_until(_FAULTS_END)
+        self.nature.begin(until=_FAULTS_LAST)
+        world.run_until(_FAULTS_LAST)
         world.note("nature", "no more faults")
         world.chances = Chances.none()
         self.nature.calm()
-        world.run_until(_LEARNER_RESTS)
+        world.run_until(world.now + _CALM_LASTS)
         for learner in self.learners:
             learner.resting = True
-        world.run_until(_END)
+        world.run_until(world.now + _REST_LASTS)
         self._check_the_end()
 
     def _check(self, acted: Process | None) -> None:
@@ -191,7 +199,9 @@ class _Simulation:
         def watched(machine: ReplicaMachine, data: bytes) -> Applied:
             if self.checker.owns(machine) or machine.failure is not None:
                 return receive(machine, data)
-            member, before = self.world.acting[-1].member, machine.version
+            node, before = self.world.acting[-1], machine.version
+            assert isinstance(node, Node), "no thread applies records"
+            member = node.member
             try:
                 applied = receive(machine, data)
             except Diverged as error:

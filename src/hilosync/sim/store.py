@@ -188,7 +188,7 @@ class _Answers:
 
 def open_simulated_log(storage: SimulatedStorage, process: Process) -> Log:
     """The run's log as one process sees it; a new one for every life of the process."""
-    objects = SimulatedObjects(storage, process)
+    objects: Any = SimulatedObjects(storage, process)
     polling = Polling(shortest=0.05, longest=0.4)
     return Log(
         url=ADDRESS,

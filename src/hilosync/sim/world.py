@@ -45,7 +45,7 @@ class Chances:
     @classmethod
     def drawn(cls, random: Random) -> Chances:
         """Some faults on and some off, each as likely as chance says: unlike mixtures find unlike bugs."""
-        return cls(**{f.name: random.choice((0.0, 0.5, 1.0, 2.0)) * f.default for f in fields(cls)})
+        return cls(**{f.name: random.choice((0.0, 0.5, 1.0, 2.0)) * getattr(cls, f.name) for f in fields(cls)})
 
     @classmethod
     def none(cls) -> Chances:
