@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -180,3 +183,72 @@ def test_rollouts_go_to_the_log_behind_the_view(tmp_path, rng):
                 write()
         with pytest.raises(ConfigurationError, match="can only be read"):
             open_log(url, create=True)
+
+
+def test_a_certificate_makes_it_https_and_readers_check_it(tmp_path, rng):
+    log = open_log(f"file:{tmp_path}/run", create=True)
+    genesis = chain(rng, [])[0]
+    log.steps.append(0, genesis)
+    certificate, key = self_signed(tmp_path)
+    with relay(f"file:{tmp_path}/run", "--certificate", certificate, "--key", key) as url:
+        assert url.startswith("https://127.0.0.1:")
+        # What a process trusts it reads once, so each reader is a process of its own.
+        program = f"from hilosync.log import open_log; print(len(open_log({url!r}).steps.read(0)))"
+        environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
+
+        def read(trusting: dict[str, str]) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-c", program]
+            return subprocess.run(command, env=environment | trusting, capture_output=True, text=True, timeout=LIMIT)
+
+        assert read({"SSL_CERT_FILE": certificate}).stdout == f"{len(genesis)}\n"
+        refused = read({})
+        assert refused.returncode
+        assert "it cannot be reached" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--listen", "nonsense"], "expected HOST:PORT"),
+        (["--cache-bytes", "0"], "expected a number of bytes"),
+        (["--wait", "0"], "there is no"),
+        (["--certificate", __file__], "--certificate and --key belong together"),
+    ],
+)
+def test_what_a_relay_cannot_do_is_refused_in_one_line(tmp_path, options, expected):
+    command = [sys.executable, "-m", "hilosync", "relay", f"file:{tmp_path}/nothing", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def self_signed(folder) -> tuple[str, str]:
+    """A certificate for 127.0.0.1 and its key, as PEM files."""
+    import datetime
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
+    unlocked = serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, unlocked))
+    return str(folder / "certificate.pem"), str(folder / "key.pem")

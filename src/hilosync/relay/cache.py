@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
@@ -18,6 +19,8 @@ __all__ = ["Cache"]
 
 _POLLING = Polling(shortest=0.01, longest=0.5)
 """How often an upstream is asked that does not hold requests back itself."""
+
+_logger = logging.getLogger(__name__)
 
 _FRESH = 0.5
 """Seconds for which a mark, or that there is no such object, is believed without asking again."""
@@ -139,7 +142,11 @@ class Cache:
             self.counts["fetched_bytes"] += transfer.received
             transfer.complete()
         except HiLoError as error:
-            self.counts["failed" if isinstance(error, LogUnavailable) else "dropped"] += 1
+            if isinstance(error, LogUnavailable):
+                self.counts["failed"] += 1
+            else:
+                self.counts["dropped"] += 1
+                _logger.warning("dropped %s: %s", path, error)
             self._forget(transfer)
             transfer.fail(error)
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
 from collections import Counter
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 __all__ = ["application", "serve"]
+
+_logger = logging.getLogger(__name__)
 
 _SENDING = 60.0
 """Seconds within which a reader must take the next piece."""
@@ -89,7 +92,8 @@ class _Objects:
         await _start(send, 206 if offset else 200, fields)
         while True:
             message = {"type": "http.response.body", "body": first, "more_body": offset + len(first) < size}
-            await asyncio.wait_for(send(message), _SENDING)
+            async with asyncio.timeout(_SENDING):
+                await send(message)
             offset += len(first)
             self._served["bytes"] += len(first)
             if offset >= size:
@@ -218,6 +222,11 @@ async def _until_gone(work: Any, receive: Any) -> None:
         if not working.done():
             working.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+    error = None if working.cancelled() else working.exception()
+    if isinstance(error, TimeoutError):
+        return  # a reader that took nothing for too long: its connection is closed over the unfinished answer
+    if error is not None:
+        _logger.error("a request failed", exc_info=error)
 
 
 async def _start(send: Any, status: int, headers: dict[str, str]) -> None:

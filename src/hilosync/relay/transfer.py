@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 
 from hilosync.errors import HiLoError
 
@@ -98,8 +99,9 @@ class Transfer:
 
     def miss(self) -> None:
         """Tells those who do not want to wait that there is no such object."""
-        self._missing = True
-        self._announce()
+        if not self._missing:
+            self._missing = True
+            self._announce()
 
     def fail(self, error: HiLoError) -> None:
         """Ends the transfer for everybody who reads it."""
@@ -150,7 +152,7 @@ class Transfer:
 
     async def _news(self, limit: float | None) -> None:
         changed = self._changed
-        try:
-            await asyncio.wait_for(changed.wait(), limit)
-        except TimeoutError:
-            return
+        # Not `wait_for`, which in Python 3.11 can lose a cancellation.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await changed.wait()
