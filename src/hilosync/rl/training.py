@@ -36,6 +36,7 @@ class StepReport:
         solved: share of completions that are right.
         tokens: generated tokens.
         completions: rows.
+        orders: (version, batch) of the orders whose rollouts were used, ascending.
         staleness_mean: versions between the policy that generated a batch and the current one, over batches.
         staleness_max: the same, at most.
         ratio_mean: π ⁄ β of current policy and policy that drew a token, mean over the tokens of stale
@@ -49,6 +50,7 @@ class StepReport:
     solved: float
     tokens: int
     completions: int
+    orders: tuple[tuple[int, int], ...]
     staleness_mean: float
     staleness_max: int
     ratio_mean: float
@@ -161,6 +163,7 @@ class Trainer:
             solved=sum(solved) / len(solved),
             tokens=total,
             completions=len(rewards),
+            orders=tuple((batch.version, batch.batch) for batch in batches),
             staleness_mean=sum(lags) / len(lags),
             staleness_max=max(lags),
             ratio_mean=ratios / int(stale.sum()) if stale.any() else 1.0,
