@@ -47,6 +47,13 @@ def demo(monkeypatch, capsys):
 
 def test_an_ended_run_is_removed_whole(run):
     (run / "staging" / ("12-" + "0" * 16)).write_bytes(b"left by a killed learner")
+    for name in (
+        "learner/learner.safetensors",
+        f"worker-1/chunk-{'a' * 64}",
+        f"w/replica.safetensors.{'0' * 16}.partial",
+    ):
+        (run / "checkpoints" / name).parent.mkdir(parents=True)
+        (run / "checkpoints" / name).write_bytes(b"kept by a process")
     (run / "notices" / "learner#1").write_bytes(b"left by a killed learner")
     clear(run)
     assert not run.exists()
@@ -78,7 +85,16 @@ def test_an_empty_folder_and_a_run_that_never_began_are_removed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "stranger", ["thesis.tex", "steps/notes.txt", "blobs/photo.png", "src/main.py", "orders/1-0-0/x", "worker-mine.log"]
+    "stranger",
+    [
+        "thesis.tex",
+        "steps/notes.txt",
+        "blobs/photo.png",
+        "src/main.py",
+        "orders/1-0-0/x",
+        "worker-mine.log",
+        "checkpoints/mine",
+    ],
 )
 def test_a_run_with_something_else_in_its_folder_stays_and_the_stranger_is_named(demo, run, stranger: str):
     (run / stranger).parent.mkdir(exist_ok=True)

@@ -54,13 +54,13 @@ def corrupt(replica: Replica, element: int = 3) -> None:
 
 
 @pytest.fixture(scope="module")
-def long_run(tmp_path_factory):
+def long_run():
     """A run of 200 versions with snapshots of 100 and 180: (address, its final digest)."""
     from conftest import tiny_model
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(snapshots, "elements_per_chunk", lambda buffers: 60)
-        yield make_long_run(tiny_model(), f"file:{tmp_path_factory.mktemp('long')}/run")
+        yield make_long_run(tiny_model(), "memory:long-run")
 
 
 def make_long_run(model, address: str) -> tuple[str, bytes]:

@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from hilosync.cli.display import summary_table
-from hilosync.cli.folder import LOG_ADDRESS, check_replaceable, clear
+from hilosync.cli.folder import CHECKPOINTS, LOG_ADDRESS, check_replaceable, clear
 from hilosync.cli.learn import check_options, conduct
 from hilosync.cli.options import RunOptions, run_options
 from hilosync.cli.picture import draw_learning
@@ -24,6 +24,7 @@ from hilosync.cli.services import LOG_KINDS, log_for_demo
 from hilosync.cli.session import Summary
 from hilosync.errors import PeerSilent
 from hilosync.log import open_log
+from hilosync.runtime import LEARNER
 
 __all__ = ["command"]
 
@@ -66,7 +67,8 @@ def command(options: RunOptions, workers: int, out: Path, kind: str, compare: bo
                 if kind != "file":
                     (folder / LOG_ADDRESS).write_text(address, "utf-8")
                 log = open_log(address, create=True)
-                summary = conduct(replace(options, sync=sync), log, folder / "steps.jsonl")
+                kept = folder / CHECKPOINTS / LEARNER
+                summary = conduct(replace(options, sync=sync), log, folder / "steps.jsonl", kept)
         except PeerSilent as error:
             raise PeerSilent(f"{error}; what the workers said is in {folder}/worker-*.log") from error
         (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
@@ -92,7 +94,7 @@ def _workers(folder: Path, address: str, count: int, options: RunOptions) -> Ite
         for number in range(1, count + 1):
             name = f"worker-{number}"
             arguments = ["work", address, "--name", name, "--threads", "1"]
-            arguments += ["--patience", str(options.limits.patience)]
+            arguments += ["--patience", str(options.limits.patience), "--checkpoint", str(folder / CHECKPOINTS)]
             with (folder / f"{name}.log").open("wb") as output:
                 processes.append(
                     subprocess.Popen(

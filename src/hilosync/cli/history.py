@@ -15,9 +15,13 @@ __all__ = ["History"]
 class History:
     """Appends a line per version; a context manager. Without a path it keeps nothing."""
 
-    def __init__(self, path: Path | None, plan: AdapterPlan):
+    def __init__(self, path: Path | None, plan: AdapterPlan, after: int = 0):
+        """Opens the file anew; with the lines of versions up to `after` that it holds, where a run goes on."""
         self._plan = plan
+        kept = _lines_until(path, after) if path is not None and after else []
         self._stream = path.open("w") if path is not None else None
+        if self._stream is not None:
+            self._stream.writelines(kept)
 
     def __enter__(self) -> History:
         return self
@@ -42,6 +46,7 @@ class History:
             "sync/publish_s": step.publish_seconds,
             "spar/residual_norm": step.residual_ratio,
             "rollout/reward_mean": backward.reward,
+            "rollout/orders": backward.orders,
             "rollout/staleness_mean": backward.staleness_mean,
             "rollout/staleness_max": backward.staleness_max,
             "rollout/ratio_mean": backward.ratio_mean,
@@ -52,3 +57,15 @@ class History:
             line |= {"pass@1": progress.evaluation.pass_at_1, "pass@4": progress.evaluation.pass_at_4}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
+
+
+def _lines_until(path: Path, version: int) -> list[str]:
+    """The whole lines of a history up to a version; a line that its writer did not finish is left out."""
+    kept = []
+    for line in path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []:
+        try:
+            if json.loads(line)["version"] <= version and line.endswith("\n"):
+                kept.append(line)
+        except (ValueError, LookupError, TypeError):
+            continue
+    return kept

@@ -13,12 +13,13 @@ from hilosync.cli.display import Display, summary_table
 from hilosync.cli.folder import remove_unbegun
 from hilosync.cli.history import History
 from hilosync.cli.options import RunOptions, run_options
+from hilosync.cli.resume import checkpoint_folder, resumed_options
 from hilosync.cli.session import Session, Summary
 from hilosync.errors import LogNotFound, RunMismatch, UnknownName
 from hilosync.log import Log, open_log, parse_address
 from hilosync.log.objects import file_root
 from hilosync.rl.loop import Progress
-from hilosync.runtime import Roll
+from hilosync.runtime import LEARNER, Roll
 
 __all__ = ["check_options", "command", "conduct"]
 
@@ -45,18 +46,24 @@ def check_options(options: RunOptions) -> None:
     locate_model(options.recipe.teacher)
 
 
-def conduct(options: RunOptions, log: Log, history: Path | None = None) -> Summary:
-    """Makes all versions of a run on a log, shown on standard error.
+def conduct(
+    options: RunOptions, log: Log, history: Path | None = None, checkpoint: Path | None = None, resume: bool = False
+) -> Summary:
+    """Makes the versions of a run on a log, shown on standard error.
 
     Args:
         options: what to do.
-        log: an empty log.
+        log: an empty log, or that of the run to resume.
         history: file for a line of figures per version, or None.
+        checkpoint: folder of the learner's checkpoint, or None.
+        resume: whether the log holds a run that is to go on.
     """
-    session = Session(options, log)
+    session = Session(options, log, checkpoint, resume)
     plan = session.learner.plan
+    if session.learner.resumed is not None:
+        click.echo(f"{log.url}: {session.learner.resumed.summary}", err=True)
     with (
-        History(history, plan) as lines,
+        History(history, plan, after=session.learner.version) as lines,
         Display(_title(options, session), plan.adapter_bytes, options.versions) as display,
     ):
 
@@ -93,30 +100,54 @@ def _refuse_used(address: str) -> None:
         return
     raise RunMismatch(
         f"{log.url} holds a run already, at version {log.steps.head()}: "
-        "give this run a log of its own, or remove that one"
+        "give this run a log of its own, go on with that one (--resume), or remove it"
     )
 
 
 @click.command("learn")
 @click.argument("log")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+@click.option("--resume", is_flag=True, help="Go on with the run in LOG, whose learner has died.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False),
+    help="Where the learner keeps its checkpoint; by default in the folder of a file: log, else nowhere.",
+)
 @run_options
-def command(options: RunOptions, log: str, as_json: bool, **_: Any) -> None:
+def command(options: RunOptions, log: str, as_json: bool, resume: bool, checkpoint: str | None, **_: Any) -> None:
     """Run the learner of a run: train, publish to LOG (file:runs/mine) and wait for workers.
 
-    Start workers in other terminals with `hilo work LOG`.
+    Start workers in other terminals with `hilo work LOG`. When the learner has died, the same command with
+    `--resume` goes on, with the options that the run was begun with: nothing that was published is lost.
     """
-    check_options(options)
-    _refuse_used(log)
+    folder = checkpoint_folder(log, checkpoint, LEARNER)
     scheme, path = parse_address(log)
     root = file_root(path) if scheme == "file" else None
-    made = root is not None and not root.exists()
-    try:
-        summary = conduct(options, open_log(log, create=True))
-    finally:
-        if root is not None and made:
-            remove_unbegun(root)
+    if resume:
+        opened = open_log(log)
+        options = resumed_options(options, _explicit(), opened, folder)
+        check_options(options)
+        history = None if root is None or not (root / "steps.jsonl").exists() else root / "steps.jsonl"
+        summary = conduct(options, opened, history, folder, resume=True)
+    else:
+        check_options(options)
+        _refuse_used(log)
+        made = root is not None and not root.exists()
+        try:
+            summary = conduct(options, open_log(log, create=True), checkpoint=folder)
+        finally:
+            if root is not None and made:
+                remove_unbegun(root)
     if as_json:
         click.echo(msgspec.json.encode(summary))
     else:
         Console().print(summary_table([summary]))
+
+
+def _explicit() -> list[str]:
+    """Names of the options that stand on the command line."""
+    context = click.get_current_context()
+    given = [
+        name for name in context.params if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+    ]
+    return ["limits" if name == "patience" else name for name in given]
