@@ -50,9 +50,12 @@ def test_a_journal_that_is_not_there_holds_nothing(tmp_path):
 
 
 def test_the_table_has_means_and_standard_errors_over_seeds():
-    runs = [run_of("a", 0, 0.1, 0.4), run_of("a", 1, 0.1, 0.6), run_of("b", 0, 0.1, 0.3)]
+    runs = [run_of("a", 0, 0.1, 0.4), run_of("a", 1, 0.1, 0.6), run_of("b", 0, 0.1, 0.3), run_of("c", 7, 0.1, 0.3)]
     rows = learning_table(runs)
-    assert [row["way"] for row in rows] == ["a", "b"]
+    assert [row["way"] for row in rows] == ["a", "b", "c"]
     assert rows[0]["pass_at_1"][20] == pytest.approx(0.5)
     assert rows[0]["pass_at_1_error"] == {0: 0.0, 20: pytest.approx(0.1)}
     assert rows[1]["pass_at_1_error"][20] is None
+    assert (rows[0]["gain"][20], rows[0]["gain_error"][20]) == (0.0, 0.0)
+    assert rows[1]["gain"][20] == pytest.approx(-0.1)
+    assert rows[2]["gain"][20] is None

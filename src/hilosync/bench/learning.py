@@ -168,8 +168,11 @@ def learning_table(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     A row has `way, seeds, record_bytes, ratio` and, per version, `pass_at_1, pass_at_1_error, pass_at_4,
     pass_at_4_error` as dictionaries. The standard error is that of the mean over seeds, None for one seed.
+    `gain, gain_error` are pass@1 minus that of the first way, over the seeds that both have: runs of one seed
+    share prompts, noise and held-out draws, so their difference is less noisy than either.
     """
     rows = []
+    first = {run["seed"]: run["pass_at_1"] for run in runs if run["way"] == runs[0]["way"]}
     for name in dict.fromkeys(run["way"] for run in runs):
         mine = [run for run in runs if run["way"] == name]
         row: dict[str, Any] = {
@@ -180,10 +183,22 @@ def learning_table(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for metric in ("pass_at_1", "pass_at_4"):
             at = {version: [run[metric][version] for run in mine] for version in mine[0][metric]}
-            row[metric] = {version: statistics.mean(values) for version, values in at.items()}
-            row[f"{metric}_error"] = {
-                version: statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-                for version, values in at.items()
-            }
+            row[metric], row[f"{metric}_error"] = _means(at)
+        shared = [run for run in mine if run["seed"] in first]
+        at = {
+            version: [run["pass_at_1"][version] - first[run["seed"]][version] for run in shared]
+            for version in mine[0]["pass_at_1"]
+        }
+        row["gain"], row["gain_error"] = _means(at)
         rows.append(row)
     return rows
+
+
+def _means(at: dict[int, list[float]]) -> tuple[dict[int, float | None], dict[int, float | None]]:
+    """Means and their standard errors by version; None where there are too few values."""
+    means = {version: statistics.mean(values) if values else None for version, values in at.items()}
+    errors = {
+        version: statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        for version, values in at.items()
+    }
+    return means, errors

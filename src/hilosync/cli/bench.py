@@ -94,6 +94,7 @@ def learning(
     rows = learning_table(runs)
     draw_ways(rows, out / "learning.png")
     headings = ["way", "record bytes", "of adapter", *(f"pass@1 at {v}" for v in (0, *at)), f"pass@4 at {at[-1]}"]
+    headings += [f"pass@1 at {version} − {rows[0]['way']}" for version in at]
     table = _table(
         f"mean and standard error over {seeds} seeds",
         headings,
@@ -104,6 +105,7 @@ def learning(
                 f"{100 * row['ratio']:.2f}%",
                 *(_with_error(row, "pass_at_1", version) for version in (0, *at)),
                 _with_error(row, "pass_at_4", at[-1]),
+                *(_with_error(row, "gain", version, "+") for version in at),
             ]
             for row in rows
         ],
@@ -121,9 +123,11 @@ def _versions(text: str) -> tuple[int, ...]:
     return versions
 
 
-def _with_error(row: dict[str, Any], metric: str, version: int) -> str:
-    error = row[f"{metric}_error"][version]
-    return f"{row[metric][version]:.3f}" + ("" if error is None else f" ± {error:.3f}")
+def _with_error(row: dict[str, Any], metric: str, version: int, sign: str = "") -> str:
+    mean, error = row[metric][version], row[f"{metric}_error"][version]
+    if mean is None:
+        return ""
+    return f"{mean:{sign}.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 @command.command("codec")
