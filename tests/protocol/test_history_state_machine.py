@@ -9,16 +9,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from small_run import PLAN, genesis_of
 
 from hilosync.compress import TopK
-from hilosync.errors import ChainBroken, Diverged, WireError
+from hilosync.errors import ChainBroken, Diverged, HiLoError, WireError
 from hilosync.optim import SGDM, PolicyState
-from hilosync.protocol import LearnerMachine, Position, ReplicaMachine, Run
-from hilosync.wire import Setup
+from hilosync.protocol import LearnerMachine, Position, ReplicaMachine, Run, replay
+from hilosync.wire import Setup, decode_record
 
 GENESIS = genesis_of(
     optimizer=Setup("sgdm", SGDM().settings()), compressor=Setup("topk", TopK().settings()), budget=420
@@ -40,6 +47,8 @@ class Member:
 class History(RuleBasedStateMachine):
     """Learners and replicas of one run, and the log between them."""
 
+    new_replica = ReplicaMachine
+
     @initialize()
     def begin(self):
         self.run = Run.of(GENESIS)
@@ -50,7 +59,7 @@ class History(RuleBasedStateMachine):
         self.reference = first
         self.epoch = 1
         self.learners = [LearnerMachine(self.run, epoch=1)]
-        self.members = [Member(ReplicaMachine(self.run))]
+        self.members = [Member(self.new_replica(self.run))]
         self.snapshots = {0}
 
     @property
@@ -173,7 +182,7 @@ class History(RuleBasedStateMachine):
     def restart(self):
         for member in self.members:
             if member.machine is None:
-                member.machine, member.flipped = ReplicaMachine(self.run), None
+                member.machine, member.flipped = self.new_replica(self.run), None
                 if member.disk is not None and member.disk[1].version + 1 >= self.oldest:
                     member.machine.rebase(member.disk[0].clone(), member.disk[1])
                     member.applied = [member.machine.version]
@@ -183,7 +192,7 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: len(self.members) < 4)
     @rule()
     def join(self):
-        member = Member(ReplicaMachine(self.run))
+        member = Member(self.new_replica(self.run))
         self.members.append(member)
         self.rebase(member)
 
@@ -247,6 +256,41 @@ def resumed(run: Run, epoch: int, state: PolicyState, position: Position) -> Lea
     learner = LearnerMachine(run, epoch=epoch)
     learner.rebase(state, position, torch.zeros(run.plan.size), run.compressor.init(run.plan))
     return learner
+
+
+class Trusting(ReplicaMachine):
+    """Applies whatever comes next."""
+
+    def _check_chain(self, record):
+        pass
+
+
+class Forgetful(ReplicaMachine):
+    """Makes the step of a duplicate once more."""
+
+    def receive(self, data):
+        record = decode_record(data, self.run.limits)
+        if self.failure is None and record.version == self.version:
+            replay(self.run, self.state, self.digest, record.version, record.payload, record.scalars)
+        return super().receive(data)
+
+
+class Sharing(ReplicaMachine):
+    """Leaves something of the state behind when it goes on from another one."""
+
+    def rebase(self, state, position):
+        super().rebase(PolicyState(state.params, self.state.slots), position)
+
+
+@pytest.mark.parametrize("broken", [Trusting, Forgetful, Sharing])
+def test_random_histories_find_a_broken_machine(broken):
+    class Broken(History):
+        new_replica = broken
+
+    with pytest.raises((AssertionError, HiLoError, pytest.fail.Exception, ExceptionGroup)):
+        run_state_machine_as_test(
+            Broken, settings=settings(max_examples=60, stateful_step_count=40, phases=[Phase.generate])
+        )
 
 
 History.TestCase.settings = settings(max_examples=40, stateful_step_count=40)

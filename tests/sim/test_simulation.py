@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hilosync.cli.simulate import command
 from hilosync.sim import PLANTS, simulate
 
-SEEDS = range(30)
+SEEDS = range(24)
 
 
 @pytest.fixture(scope="module")

@@ -109,6 +109,9 @@ class SimulatedDisk:
         self._volume = volume
         self._operation = operation
 
+    def __str__(self) -> str:
+        return "the simulated disk"
+
     def read(self, name: str) -> bytes | None:
         """See `Disk.read`."""
         self._operation(f"read {name}")
