@@ -243,3 +243,30 @@ def test_a_round_that_was_cut_off_anywhere_is_completed_by_the_next(learner, ope
 def test_keeping_no_snapshot_at_all_is_refused(learner):
     with pytest.raises(ConfigurationError, match="expected at least 1"):
         retain(learner.log, learner.run, 0, nobody)
+
+
+def test_a_replica_that_joins_while_others_retain_loses_nothing(learner):
+    log, run = learner.log, learner.run
+    write(log, run, 2, 4, 6, 8)
+    retain(log, run, 2, nobody)
+    announced = [0]
+    rounds = []
+
+    def retain_now(operation: str) -> None:
+        if operation == "get" and not rounds:
+            rounds.append(announced[-1])
+            for version in (10, 12):
+                while writer.version < version:
+                    writer.receive(log.steps.read(writer.version + 1))
+                write_snapshot(log, run, writer.state, version)
+            retain(log, run, 1, lambda: [reader(0, reading=announced[-1])])
+
+    writer = hilo.Replica.join(log)._machine
+    writer.rebase(*load_snapshot(log, run, 8))
+    joining = hilo.Replica.join(Faults(0, delay=retain_now).wrap(log))
+    joining.recoverer.on_reading = announced.append
+    assert joining.advance() == VERSIONS and joining.digest == learner.digest
+    assert rounds == [8] and announced[-1] == 0
+    assert log.snapshots.versions() == [8, 10, 12]
+    retain(log, run, 1, lambda: [reader(VERSIONS)])
+    assert log.snapshots.versions() == [12]
