@@ -18,8 +18,8 @@ from hilosync.wire import decode_record
 __all__ = ["Checker", "Member", "Violation"]
 
 
-class Violation(BaseException):
-    """A promise was broken: the simulation has found a bug, and no handler of the code under test may hide it."""
+class Violation(SystemExit):
+    """A promise was broken: the simulation ends with a finding, which no handler of the code under test may hide."""
 
 
 @dataclass

@@ -24,8 +24,8 @@ _DEEPEST = 8
 """Processes that may stand inside one another's calls; Python's stack is the limit."""
 
 
-class Crash(BaseException):
-    """The process ends here; no handler of its own may run another operation."""
+class Crash(SystemExit):
+    """The simulated process ends here; no handler of its own may run another operation."""
 
 
 @dataclass
