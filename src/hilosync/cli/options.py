@@ -73,7 +73,7 @@ class RunOptions:
         return get_compressor(self.compressor, {} if self.compressor == "dense" else {"budget": self.budget})
 
 
-_DEFAULT_LEARNING_RATES = {"adamw": 2e-3, "lion": 3e-4, "sgdm": 0.3, "muon": 2e-2}
+_DEFAULT_LEARNING_RATES = {"adamw": 2e-3, "lion": 3e-4, "sgdm": 0.3, "muon": 1e-2}
 """Of the tiny task, by optimizer."""
 
 _SHARED = [
