@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["codec", "command", "learning", "replay"]
+__all__ = ["codec", "command", "learning", "recovery", "replay"]
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -196,3 +196,20 @@ def codec(
 
 def _names(text: str | None) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()] if text else []
+
+
+@command.command("recovery")
+@click.option("--versions", default=14, show_default=True, type=click.IntRange(12), help="Policy versions of a run.")
+@click.option("--problems", default=200, show_default=True, type=click.IntRange(1), help="Held-out problems.")
+@click.option("--out", default="runs/recovery", show_default=True, type=click.Path(path_type=Path), help="New folder.")
+@_JSON
+def recovery(versions: int, problems: int, out: Path, as_json: bool) -> None:
+    """Kill learner and worker at every named point, and compare with an undisturbed run."""
+    from hilosync.bench.recovery import run_recovery
+    from hilosync.errors import ConfigurationError
+
+    if out.exists():
+        raise ConfigurationError(f"{out} exists: choose another folder with --out, or remove it")
+    result = run_recovery(out, versions, problems, progress=_progress)
+    rows = [[key, f"{value:,.3f}" if isinstance(value, float) else str(value)] for key, value in result.items()]
+    _finish(result, as_json, _table("recovery", ["figure", "value"], rows))

@@ -117,24 +117,25 @@ def _refuse_used(address: str) -> None:
 def command(options: RunOptions, log: str, as_json: bool, resume: bool, checkpoint: str | None, **_: Any) -> None:
     """Run the learner of a run: train, publish to LOG (file:runs/mine) and wait for workers.
 
-    Start workers in other terminals with `hilo work LOG`. When the learner has died, the same command with
+    Start workers in other terminals with `hilo work LOG`. A file: log gets a line of figures per version in its
+    steps.jsonl. When the learner has died, the same command with
     `--resume` goes on, with the options that the run was begun with: nothing that was published is lost.
     """
     folder = checkpoint_folder(log, checkpoint, LEARNER)
     scheme, path = parse_address(log)
     root = file_root(path) if scheme == "file" else None
+    history = None if root is None else root / "steps.jsonl"
     if resume:
         opened = open_log(log)
         options = resumed_options(options, _explicit(), opened, folder)
         check_options(options)
-        history = None if root is None or not (root / "steps.jsonl").exists() else root / "steps.jsonl"
         summary = conduct(options, opened, history, folder, resume=True)
     else:
         check_options(options)
         _refuse_used(log)
         made = root is not None and not root.exists()
         try:
-            summary = conduct(options, open_log(log, create=True), checkpoint=folder)
+            summary = conduct(options, open_log(log, create=True), history, folder)
         finally:
             if root is not None and made:
                 remove_unbegun(root)
