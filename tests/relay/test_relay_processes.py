@@ -64,6 +64,9 @@ def test_two_relays_and_many_readers_take_each_object_from_the_log_once(tmp_path
         served = health(first)["served"]
         assert (served["steps"], served["blobs"]) == (4, 3)
         assert health(second)["served"]["steps"] == 4 * 8
+        metrics = httpx2.get(f"{second}/metrics", timeout=LIMIT).text.splitlines()
+        assert "hilo_relay_dropped_total 0" in metrics
+        assert f"hilo_relay_held_bytes {health(second)['bytes']}" in metrics
         assert health(first)["upstream_requests"].get("dropped", 0) == 0
 
 

@@ -34,7 +34,8 @@ class Cache:
     """Objects by name, at most `limit` bytes of them.
 
     Attributes:
-        counts: ``asked``, ``fetched``, ``fetched_bytes``, ``dropped`` (damaged), ``failed``.
+        counts: ``hits`` (readers of what was here or on its way), ``asked``, ``fetched``, ``fetched_bytes``,
+            ``dropped`` (damaged), ``failed``.
     """
 
     def __init__(self, upstream: Upstream, limit: int, store_and_forward: bool = False):
@@ -78,6 +79,8 @@ class Cache:
                 yield None
                 return
             transfer = self._start(path, deadline)
+        elif transfer.size is not None:
+            self.counts["hits"] += 1
         transfer.deadline = max(transfer.deadline, deadline)
         transfer.readers += 1
         try:

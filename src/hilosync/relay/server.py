@@ -1,4 +1,4 @@
-"""The relay's HTTP side: objects under their names, `/healthz` for whoever watches over it."""
+"""The relay's HTTP side: objects under their names, `/healthz` and `/metrics` for whoever watches over it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def application(cache: Cache, upstream: str) -> Starlette:
     from contextlib import asynccontextmanager
 
     from starlette.applications import Starlette
-    from starlette.responses import JSONResponse
+    from starlette.responses import JSONResponse, PlainTextResponse
     from starlette.routing import Mount, Route
 
     served: Counter[str] = Counter()
@@ -134,13 +134,16 @@ def application(cache: Cache, upstream: str) -> Starlette:
             headers={"cache-control": _NEVER},
         )
 
+    async def metrics(request: Any) -> PlainTextResponse:
+        return PlainTextResponse(_exposition(cache, served), headers={"cache-control": _NEVER})
+
     @asynccontextmanager
     async def lifespan(_: Any):
         yield
         await cache.close()
 
     return Starlette(
-        routes=[Route("/healthz", health), Mount("/", app=_Objects(cache, served))],
+        routes=[Route("/healthz", health), Route("/metrics", metrics), Mount("/", app=_Objects(cache, served))],
         lifespan=lifespan,
     )
 
@@ -205,6 +208,24 @@ def _listener(host: str, port: int) -> socket.socket:
         raise ConfigurationError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --listen"
         ) from error
+
+
+def _exposition(cache: Cache, served: Counter[str]) -> str:
+    """The counters in Prometheus' text format."""
+    counters = {
+        "bytes": served["bytes"],
+        "hits": cache.counts["hits"],
+        "misses": cache.counts["fetched"],
+        "upstream_bytes": cache.counts["fetched_bytes"],
+        "upstream_failures": cache.counts["failed"],
+        "dropped": cache.counts["dropped"],
+    }
+    lines = [
+        f"# TYPE hilo_relay_{name}_total counter\nhilo_relay_{name}_total {value}\n" for name, value in counters.items()
+    ]
+    for name, value in (("held_bytes", cache.held_bytes), ("held_objects", cache.held_objects)):
+        lines.append(f"# TYPE hilo_relay_{name} gauge\nhilo_relay_{name} {value}\n")
+    return "".join(lines)
 
 
 async def _until_gone(work: Any, receive: Any) -> None:
