@@ -84,13 +84,12 @@ class Dispatcher:
         orders = self._book.turn(version)
         if not orders:
             return
-        oldest = self._book.oldest
-        self._mailbox.forget(before=oldest)
-        self._mailbox.offer(orders)
-        now = self._clock()
+        oldest, now = self._book.oldest, self._clock()
         self._issued_at |= {(order.version, order.batch): now for order in orders}
         self._issued_at = {key: at for key, at in self._issued_at.items() if key[0] >= oldest}
         self._refused = {key: count for key, count in self._refused.items() if key[0] >= oldest}
+        self._mailbox.forget(before=oldest)
+        self._mailbox.offer(orders)
 
     def collect(
         self,
@@ -163,6 +162,10 @@ class Dispatcher:
         for key, order in orders.items():
             holder = claims.get(order)
             if holder is None:
+                # Nobody has it. Perhaps nobody can: the log may have refused it, or lost it with its power.
+                if now - self._issued_at[key] > self.limits.silence:
+                    self._mailbox.offer([order])
+                    self._issued_at[key] = self._clock()
                 continue
             # A claim names the incarnation, so a worker that was killed and started again under the
             # same name does not count as still working on it.
@@ -171,6 +174,7 @@ class Dispatcher:
                 self._reissue(key)
 
     def _reissue(self, key: Key) -> None:
-        self._mailbox.offer([self._book.reissue(key)])
+        order = self._book.reissue(key)
         self._issued_at[key] = self._clock()
         self.reissued += 1
+        self._mailbox.offer([order])
