@@ -5,12 +5,14 @@ The checker sees the storage from outside, without faults, and keeps the state o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hilosync.errors import Diverged
 from hilosync.optim import PolicyState
 from hilosync.protocol import ReplicaMachine, Run
-from hilosync.runtime import Learner
+from hilosync.runtime import Learner, Pace
+from hilosync.sim.rollouts import Rollouts
 from hilosync.sim.store import SimulatedStorage
 from hilosync.sim.world import World
 from hilosync.wire import decode_record
@@ -43,11 +45,12 @@ class Checker:
         divergences: replicas that noticed a flipped bit.
     """
 
-    def __init__(self, world: World, storage: SimulatedStorage):
+    def __init__(self, world: World, storage: SimulatedStorage, pace: Pace | None):
         self.history: list[bytes] = []
         self.divergences = 0
         self._world = world
         self._storage = storage
+        self._pace = pace
         self._fold: ReplicaMachine | None = None
         self._bits: list[tuple[bytes, list[bytes]]] = []
         self._oldest = 0
@@ -55,6 +58,8 @@ class Checker:
         self._seen = -1
         self._epochs: dict[int, tuple[str, str]] = {}
         self._authors: list[str] = []
+        self._planned: dict[tuple[int, int], Sequence[Rollouts]] = {}
+        self._used: dict[tuple[int, int], int] = {}
         self._residuals: dict[tuple[str, int], bytes] = {}
 
     @property
@@ -75,6 +80,10 @@ class Checker:
     def remember_residual(self, learner: str, made: Learner) -> None:
         """What E is after a version that a learner has made."""
         self._residuals[learner, made.version] = _residual(made)
+
+    def plan_rollouts(self, epoch: int, version: int, used: Sequence[Rollouts]) -> None:
+        """A learner is about to make a step from a version with these; they count once the log has its record."""
+        self._planned[epoch, version + 1] = used
 
     def check_resumption(self, name: str, learner: Learner, lossless: bool) -> None:
         """A learner says truly what became of E, and loses nothing of it if its disk holds everything.
@@ -149,10 +158,27 @@ class Checker:
                 raise Violation(f"record {version} has epoch {epoch:#x}, which no learner has taken")
             self._fold.receive(record)  # checks that epochs never decrease
             life, author = self._epochs[epoch]
+            self._check_rollouts(epoch, version)
             self._world.note("log", f"version {version} by {life}, epoch {epoch >> 32}")
         self._authors.append(author)
         self.history.append(record)
         self._bits.append((self._fold.digest, _bits(self._fold.state)))
+
+    def _check_rollouts(self, epoch: int, version: int) -> None:
+        """What a step used is as many batches as it should, none twice, none too old, all of policies in the log."""
+        if self._pace is None:
+            return
+        used = self._planned.get((epoch, version), ())
+        if len(used) != self._pace.batches:
+            raise Violation(f"version {version} was made with {len(used)} batches, expected {self._pace.batches}")
+        for rollouts in used:
+            key = (rollouts.version, rollouts.batch)
+            if self._used.setdefault(key, version) != version:
+                raise Violation(f"batch {key} is used twice: for version {self._used[key]} and for {version}")
+            if not version - 1 - self._pace.max_staleness <= rollouts.version <= rollouts.held <= version - 1:
+                raise Violation(f"version {version} was made with rollouts of another one: {rollouts}")
+            if rollouts.digest != self._bits[rollouts.held][0].hex():
+                raise Violation(f"version {version} was made with rollouts of an unknown policy: {rollouts}")
 
 
 def _bits(state: PolicyState) -> list[bytes]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 import torch
 
-from hilosync.errors import Diverged
+from hilosync.errors import Diverged, PeerSilent
+from hilosync.log import Delivery, Order
 from hilosync.optim import PolicyState
 from hilosync.runtime import Notice, Replica
 from hilosync.runtime.anchors import SnapshotWriter
 from hilosync.runtime.retention import retain
 from hilosync.runtime.snapshots import write_snapshot
 from hilosync.sim.node import Node, Setting
+from hilosync.sim.rollouts import write_rollouts
 from hilosync.sim.world import World
 
 __all__ = ["ReplicaProcess"]
@@ -39,8 +43,11 @@ class ReplicaProcess(Node):
         if self.replica is None:
             self.replica = self._join()
         known = len(self.replica.recoveries)
+        order = None
         try:
-            self.replica.advance()
+            if self.setting.pace is not None:
+                order = self.replica.log.mailbox.take(f"{self.name}-{self.life}")
+            self._advance(self.replica, order)
         except Diverged as error:
             self.world.note(self.name, f"stops serving: {error}")
             self._heal(self.replica)
@@ -48,8 +55,20 @@ class ReplicaProcess(Node):
             for recovery in self.replica.recoveries[known:]:
                 self.world.count(f"recovery: {recovery.cause}, {recovery.choice.kind}")
         self._say(self.replica)
+        if order is not None and self.held() is not None and order.version <= self.replica.version:
+            content = write_rollouts(order, self.replica.version, self.replica.digest)
+            self.replica.log.mailbox.deliver(Delivery(f"{self.name}-{self.life}", order, content))
+            self.world.count("rollouts delivered")
         if self._writer is not None:
             self._writer.offer(self.replica._machine.state, self.replica.version)
+
+    def _advance(self, replica: Replica, order: Order | None) -> None:
+        """To the newest version, or to that of an order, which may have overtaken its record."""
+        if order is None:
+            replica.advance()
+        else:
+            with suppress(PeerSilent):
+                replica.advance(to=order.version, wait=3.0)
 
     def held(self) -> tuple[int, bytes, PolicyState] | None:
         """See `Node.held`."""

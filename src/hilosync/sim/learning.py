@@ -6,13 +6,17 @@ from typing import Any
 
 from hilosync.errors import Fenced
 from hilosync.optim import PolicyState
-from hilosync.runtime import Learner
+from hilosync.runtime import Dispatcher, Learner, Limits
 from hilosync.sim.checker import Checker
 from hilosync.sim.model import fresh_model, gradient
 from hilosync.sim.node import Node, Setting
+from hilosync.sim.rollouts import read_rollouts
 from hilosync.sim.world import World
 
 __all__ = ["LearnerProcess"]
+
+_LIMITS = Limits(silence=12.0, lease=40.0, patience=30.0)
+"""In virtual seconds; a replica says something every 5."""
 
 
 class LearnerProcess(Node):
@@ -28,10 +32,11 @@ class LearnerProcess(Node):
         self.learner: Learner | None = None
         self.resting = False
         self._checker = checker
+        self._dispatcher: Dispatcher | None = None
 
     def ended(self) -> None:
         """See `Node.ended`."""
-        self.learner = None
+        self.learner = self._dispatcher = None
         super().ended()
 
     def tick(self) -> None:
@@ -58,6 +63,10 @@ class LearnerProcess(Node):
 
     def _step(self, learner: Learner) -> None:
         if learner.flush() is None:
+            if self._dispatcher is not None:
+                used = self._dispatcher.collect(learner.version, read_rollouts)
+                self._checker.plan_rollouts(learner._machine.epoch, learner.version, used)
+                self.world.counts["rollouts used"] += len(used)
             learner.publish(gradient(self.setting.seed, learner.version + 1, self.life))
         self._checker.remember_residual(self.name, learner)
 
@@ -80,6 +89,8 @@ class LearnerProcess(Node):
             assert learner.resumed is not None
             self.world.count(f"resumed, residual {learner.resumed.residual}")
             self._checker.check_resumption(self.name, learner, lossless=self.lossless())
+        if setting.pace is not None:
+            self._dispatcher = Dispatcher(log.mailbox, setting.pace, _LIMITS, clock=lambda: self.world.now)
         self._checker.claim_epoch(learner._machine.epoch, f"{self.name} life {self.life}", self.name)
         return learner
 

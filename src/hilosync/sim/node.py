@@ -9,6 +9,7 @@ from hilosync.compress import Compressor
 from hilosync.errors import DiskUnavailable, LogNotFound, LogUnavailable, PeerSilent, Truncated, WireError
 from hilosync.log import Log
 from hilosync.optim import Optimizer, PolicyState
+from hilosync.runtime import Pace
 from hilosync.sim.checker import Member
 from hilosync.sim.store import SimulatedStorage, open_simulated_log
 from hilosync.sim.volume import SimulatedDisk, Volume
@@ -32,6 +33,8 @@ class Setting:
         anchor_interval: versions between two snapshots.
         keep_recent: snapshots that retention keeps.
         checkpoint_interval: versions between two checkpoints of a process.
+        pace: of the rollouts that each step uses; None for a run whose gradients come from nowhere.
+        new_volume: makes the disk of a machine.
     """
 
     seed: int
@@ -41,6 +44,7 @@ class Setting:
     anchor_interval: int
     keep_recent: int
     checkpoint_interval: int
+    pace: Pace | None
     new_volume: Callable[[], Volume] = Volume
 
 

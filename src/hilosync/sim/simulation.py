@@ -17,7 +17,7 @@ from unittest.mock import patch
 from hilosync.arithmetic.guards import check_arithmetic
 from hilosync.errors import Diverged, HiLoError
 from hilosync.protocol import Applied, ReplicaMachine
-from hilosync.runtime import Replica
+from hilosync.runtime import Pace, Replica
 from hilosync.runtime.snapshots import load_snapshot
 from hilosync.sim.checker import Checker, Violation
 from hilosync.sim.following import ReplicaProcess
@@ -27,7 +27,7 @@ from hilosync.sim.nature import Nature
 from hilosync.sim.node import Node, Setting
 from hilosync.sim.planted import PLANTS, Plant
 from hilosync.sim.store import SimulatedStorage
-from hilosync.sim.world import Chances, Process, World, virtual
+from hilosync.sim.world import Chances, Hang, Process, World, virtual
 
 __all__ = ["Outcome", "simulate"]
 
@@ -76,7 +76,7 @@ def simulate(seed: int, plant: str | None = None, keep: int | None = 60) -> Outc
     try:
         with simulation.observed():
             simulation.run()
-    except Violation as violation:
+    except (Violation, Hang) as violation:
         failure = str(violation)
     except Exception as error:
         # Whatever the code under test raises without meaning to is a finding as well.
@@ -95,7 +95,8 @@ class _Simulation:
         self.plant = plant
         random = world.random
         self.storage = SimulatedStorage(plant.new_volume())
-        self.checker = Checker(world, self.storage)
+        pace = random.choice((None, None, Pace(), Pace("pipelined", 1, 2), Pace("asynchronous", 2, 1)))
+        self.checker = Checker(world, self.storage, pace)
         optimizer, compressor = choose_rules(random)
         setting = Setting(
             seed=seed,
@@ -105,6 +106,7 @@ class _Simulation:
             anchor_interval=random.randint(2, 5),
             keep_recent=random.randint(1, 3),
             checkpoint_interval=random.choice((1, 1, 2, 3)),
+            pace=pace,
             new_volume=plant.new_volume,
         )
         self.learners = [LearnerProcess(world, f"learner-{name}", setting, self.checker) for name in "AB"]
@@ -142,15 +144,23 @@ class _Simulation:
         world = self.world
         world.after_event = self._check
         self.nature.begin(until=_FAULTS_LAST)
-        world.run_until(_FAULTS_LAST)
-        world.note("nature", "no more faults")
-        world.chances = Chances.none()
-        self.nature.calm()
-        world.run_until(world.now + _CALM_LASTS)
-        for learner in self.learners:
-            learner.resting = True
+        world.at(_FAULTS_LAST, None, self._calm)
+        # Whoever stands in a call keeps what comes after it waiting, so the phases begin as events.
+        while not self.learners[0].resting:
+            world.run_until(world.now + _REST_LASTS)
         world.run_until(world.now + _REST_LASTS)
         self._check_the_end()
+
+    def _calm(self) -> None:
+        self.world.note("nature", "no more faults")
+        self.world.chances = Chances.none()
+        self.nature.calm()
+        self.world.at(_CALM_LASTS, None, self._rest)
+
+    def _rest(self) -> None:
+        self.world.note("nature", "the learner rests")
+        for learner in self.learners:
+            learner.resting = True
 
     def _check(self, acted: Process | None) -> None:
         """After every event: the log, and whoever has acted; nobody else's state can have changed."""

@@ -18,10 +18,13 @@ from dataclasses import dataclass, fields
 from random import Random
 from unittest.mock import patch
 
-__all__ = ["Chances", "Crash", "Process", "World", "virtual"]
+__all__ = ["Chances", "Crash", "Hang", "Process", "World", "virtual"]
 
 _DEEPEST = 8
 """Processes that may stand inside one another's calls; Python's stack is the limit."""
+
+_LONGEST = 1000.0
+"""Virtual seconds of which no call may see the end."""
 
 
 class Crash(SystemExit):
@@ -51,6 +54,10 @@ class Chances:
     def none(cls) -> Chances:
         """No fault, though processes still interleave."""
         return cls(**{f.name: 0.0 for f in fields(cls)} | {"interleave": 0.15})
+
+
+class Hang(SystemExit):
+    """Somebody waits for ever."""
 
 
 class Process:
@@ -189,6 +196,8 @@ class World:
     def operation(self) -> None:
         """A process touches the world: time passes, and others may act first."""
         self.now += 0.001 * (1 + self.random.random())
+        if self.now > _LONGEST:
+            raise Hang(f"{' in a call of '.join(process.name for process in self.acting)} waits for ever")
         if self._depth < _DEEPEST and self.strikes("interleave"):
             event = self._next(self.now + 2.0)
             if event is not None:
