@@ -25,7 +25,9 @@ def test_an_address_is_a_scheme_and_a_rest_or_a_path(url: str, expected: tuple[s
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones():
-    with pytest.raises(UnknownName, match="unknown log scheme 'gopher': expected one of az, file, gs, http, https, memory, nats, s3"):
+    with pytest.raises(
+        UnknownName, match="unknown log scheme 'gopher': expected one of az, file, gs, http, https, memory, nats, s3"
+    ):
         open_log("gopher://host/run")
 
 
