@@ -16,7 +16,7 @@ from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log import open_objects
 from hilosync.log.http import LONGEST_WAIT, SILENCE, HttpObjects, refusal_of
 
-__all__ = ["Download", "Upstream", "open_upstream"]
+__all__ = ["Download", "HttpUpstream", "StoreUpstream", "Upstream", "open_upstream"]
 
 _CONNECT = 10.0
 _CHUNK = 64 << 10
