@@ -79,7 +79,8 @@ class ObjectStepLog:
         if not exists(present):
             present = oldest
             if not exists(present):
-                return -1
+                # It may have been removed since; then the mark lies higher now.
+                return -1 if self._oldest() == oldest else self.head(at_least)
         stride = 1
         while exists(present + stride):
             present += stride
@@ -95,9 +96,7 @@ class ObjectStepLog:
 
     def highest(self) -> int:
         """See `StepLog.highest`."""
-        # What lies inside a folder of that name counts as well: it is in the record's place.
-        names = (name.partition("/")[0] for name in self._objects.names("steps"))
-        return max((int(name) for name in names if len(name) == _DIGITS and name.isdecimal()), default=-1)
+        return max(self._listed(), default=-1)
 
     def forget(self, before: int) -> None:
         """See `StepLog.forget`."""
@@ -149,7 +148,17 @@ class ObjectStepLog:
                 f"{self._objects.url}: {_OLDEST} is damaged: expected a version, got {mark[:20]!r}; "
                 "write the oldest version that is present into it"
             )
-        return int(mark)
+        oldest = int(mark)
+        if oldest > 0 and not self._objects.exists(_name(oldest)):
+            # The version at the mark always stays, so somebody has moved the mark further. Of two who forget at
+            # the same time the slower one may have moved it back: then the records themselves tell.
+            oldest = min((version for version in self._listed() if version > oldest), default=oldest)
+        return oldest
+
+    def _listed(self) -> list[int]:
+        # What lies inside a folder of that name counts as well: it is in the record's place.
+        names = (name.partition("/")[0] for name in self._objects.names("steps"))
+        return [int(name) for name in names if len(name) == _DIGITS and name.isdecimal()]
 
 
 def _name(version: int) -> str:
