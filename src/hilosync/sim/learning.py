@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hilosync.errors import Fenced
+from hilosync.errors import Fenced, LogUnavailable, RunMismatch
 from hilosync.optim import PolicyState
 from hilosync.runtime import Dispatcher, Learner, Limits
 from hilosync.sim.checker import Checker
@@ -83,7 +83,12 @@ class LearnerProcess(Node):
             "checkpoint_interval": setting.checkpoint_interval,
         }
         if log.steps.read(0) is None:
-            learner = Learner(fresh_model(), seed=setting.seed, **shared)
+            try:
+                learner = Learner(fresh_model(), seed=setting.seed, **shared)
+            except RunMismatch as error:
+                if log.steps.read(0) is None:
+                    raise
+                raise LogUnavailable(f"another learner has begun the run just now: {error}") from error
         else:
             learner = Learner.resume(fresh_model(), **shared)
             assert learner.resumed is not None
