@@ -17,6 +17,7 @@ Replicas never see E, so its rounding is free to differ between learners.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,13 +77,13 @@ def accumulate(
         energies = each_block(lambda block, view: _checked(block, view, _squares(view)), plan.blocks, views)
         factor = min(1.0, clip / math.sqrt(sum(energies)) if any(energies) else 1.0)
 
-    def add(block: Block, view: torch.Tensor, left: torch.Tensor, target: torch.Tensor) -> float:
-        sent, summed = _add(left, view, factor, target)
-        sent = _checked(block, view, sent)
-        _checked(block, target, summed, "the sum of gradient and residual")
-        return sent
-
-    return np.array(each_block(add, plan.blocks, views, plan.views(residual), plan.views(out)))
+    sent, summed = _add(plan, residual, gradient, factor, out)
+    totals = plan.views(out)
+    for index in np.flatnonzero(~(_plausible(sent) & _plausible(summed))).tolist():
+        block = plan.blocks[index]
+        sent[index] = _checked(block, views[index], float(sent[index]))
+        _checked(block, totals[index], float(summed[index]), "the sum of gradient and residual")
+    return sent
 
 
 def retain(
@@ -154,18 +155,35 @@ def reference_residual(
     return decay * ((gradient + residual) - decoded)
 
 
-def _plausible(energy: float) -> bool:
+def _plausible(energy: Any) -> Any:
     """Whether sums of squares have surely stayed within fp32's range, and every element within the limit."""
-    return 1e-30 <= energy <= 1e30
+    return (energy >= 1e-30) & (energy <= 1e30)
 
 
-def _add(left: torch.Tensor, view: torch.Tensor, factor: float, out: torch.Tensor) -> tuple[float, float]:
-    """out ← left + factor·view, and ‖view‖² and ‖out‖², which may have left fp32's range."""
+def _add(
+    plan: AdapterPlan, residual: torch.Tensor, gradient: torch.Tensor, factor: float, out: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray]:
+    """out ← E + factor·G, and ‖G‖² and ‖out‖² of each block, which may have left fp32's range."""
     if out.device.type != "cpu":
-        torch.add(left, view, alpha=factor, out=out)
-        return _squares(view), _squares(out)
-    flat = (tensor.flatten().numpy() for tensor in (left, view))
-    return add_scaled(*flat, np.float32(factor), out.view(-1).numpy())
+        torch.add(residual, gradient, alpha=factor, out=out)
+        return _energies(plan, gradient), _energies(plan, out)
+    sent, summed = np.empty(len(plan.blocks)), np.empty(len(plan.blocks))
+    flat = residual.contiguous().numpy(), gradient.contiguous().numpy()
+    offsets, parts = np.array(plan.offsets), np.array_split(np.arange(len(sent)), torch.get_num_threads())
+
+    def add(part: np.ndarray) -> None:
+        if len(part):
+            of_part = slice(part[0], part[-1] + 1)
+            bounds = offsets[part[0] : part[-1] + 2]
+            add_scaled(*flat, np.float32(factor), out.numpy(), bounds, sent[of_part], summed[of_part])
+
+    each_block(add, parts)
+    return sent, summed
+
+
+def _energies(plan: AdapterPlan, flat: torch.Tensor) -> np.ndarray:
+    """‖·‖² of each block."""
+    return np.array([_squares(view) for view in plan.views(flat)])
 
 
 def _squares(view: torch.Tensor) -> float:

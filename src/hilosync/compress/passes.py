@@ -50,15 +50,23 @@ def energy(values):
 
 
 @_kernel
-def add_scaled(residual, gradient, factor, out):
-    """out ← residual + factor·gradient; returns ‖gradient‖² and ‖out‖². All flat, fp32, and distinct."""
-    sent, summed = 0.0, 0.0
-    for start in range(0, len(gradient), _RUN):
-        run = slice(start, start + _RUN)
-        more_sent, more_summed = _add_run(residual[run], gradient[run], factor, out[run])
-        sent += more_sent
-        summed += more_summed
-    return sent, summed
+def add_scaled(residual, gradient, factor, out, offsets, sent, summed):
+    """out ← residual + factor·gradient, with the energies of each block in the same pass.
+
+    Args:
+        residual, gradient, out: flat, fp32, C order, and distinct.
+        factor: an fp32 value.
+        offsets: starts of the blocks to add and the end of the last, int64, shape (blocks + 1,).
+        sent: ‖gradient‖² of each block afterwards, fp64, shape (blocks,).
+        summed: the same of `out`.
+    """
+    for block in range(len(sent)):
+        sent[block] = summed[block] = 0.0
+        for start in range(offsets[block], offsets[block + 1], _RUN):
+            run = slice(start, min(start + _RUN, offsets[block + 1]))
+            more_sent, more_summed = _add_run(residual[run], gradient[run], factor, out[run])
+            sent[block] += more_sent
+            summed[block] += more_summed
 
 
 @_rounding
