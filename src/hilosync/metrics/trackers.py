@@ -9,7 +9,7 @@ from typing import Any
 
 from hilosync.errors import ConfigurationError
 
-__all__ = ["TensorBoardSink", "TrackioSink", "WandbSink"]
+__all__ = ["TensorBoardSink", "TrackioSink", "WandbSink", "missing"]
 
 
 class TensorBoardSink:
