@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from hilosync.compress.quantize import (
 )
 from hilosync.compress.rate import Rate, sides
 from hilosync.compress.spectra import Spectrum, project, short_side_first, spectra
-from hilosync.errors import ConfigurationError
 from hilosync.plan import AdapterPlan, Block
 
 STORED = """
@@ -200,9 +198,3 @@ def test_a_stored_payload_decodes_to_the_same_bits_as_ever(plan):
     stored = SparRD().decode(plan, bytes.fromhex(STORED))
     content = b"".join(materialize(block).numpy().astype("<f4").tobytes() for block in stored)
     assert hashlib.sha256(content).hexdigest()[:32] == "818f5f2940fb94014c444acf25853fd8"
-
-
-def test_without_the_range_coder_one_line_says_what_to_install(plan, gradient, monkeypatch):
-    monkeypatch.setitem(sys.modules, "constriction", None)
-    with pytest.raises(ConfigurationError, match="pip install"):
-        SparRD().encode(plan, 1.0, gradient, 10**6)

@@ -9,7 +9,7 @@ from types import TracebackType
 from hilosync.plan import AdapterPlan
 from hilosync.rl.loop import Progress
 
-__all__ = ["History"]
+__all__ = ["History", "metrics_of"]
 
 
 class History:
@@ -33,30 +33,44 @@ class History:
             self._stream.close()
 
     def add(self, progress: Progress) -> None:
-        """Writes a version's line: sizes, times, energies ‖G‖² and ‖E‖² by tensor, held-out results."""
+        """Writes a version's line: its metrics, the orders that made it, ‖G‖² and ‖E‖² by tensor."""
         step, backward = progress.step, progress.backward
         if self._stream is None or step is None or backward is None:
             return
         energies = zip(self._plan.blocks, step.gradient_energies.tolist(), step.residual_energies.tolist(), strict=True)
         line = {
             "version": progress.version,
+            **metrics_of(progress, self._plan),
+            "rollout/orders": backward.orders,
+            "energies": {block.name: [gradient, residual] for block, gradient, residual in energies},
+        }
+        self._stream.write(json.dumps(line) + "\n")
+        self._stream.flush()
+
+
+def metrics_of(progress: Progress, plan: AdapterPlan) -> dict[str, float]:
+    """What a version cost and kept, by the names that trackers are given."""
+    step, backward, evaluation = progress.step, progress.backward, progress.evaluation
+    metrics: dict[str, float] = {}
+    if step is not None:
+        metrics |= {
             "sync/bytes": step.record_bytes,
-            "sync/ratio_to_adapter": step.record_bytes / self._plan.adapter_bytes,
+            "sync/ratio_to_adapter": step.record_bytes / plan.adapter_bytes,
             "sync/encode_s": step.encode_seconds,
             "sync/publish_s": step.publish_seconds,
             "spar/residual_norm": step.residual_ratio,
+        }
+    if backward is not None:
+        metrics |= {
             "rollout/reward_mean": backward.reward,
-            "rollout/orders": backward.orders,
             "rollout/staleness_mean": backward.staleness_mean,
             "rollout/staleness_max": backward.staleness_max,
             "rollout/ratio_mean": backward.ratio_mean,
             "loss": backward.loss,
-            "energies": {block.name: [gradient, residual] for block, gradient, residual in energies},
         }
-        if progress.evaluation is not None:
-            line |= {"pass@1": progress.evaluation.pass_at_1, "pass@4": progress.evaluation.pass_at_4}
-        self._stream.write(json.dumps(line) + "\n")
-        self._stream.flush()
+    if evaluation is not None:
+        metrics |= {"pass@1": evaluation.pass_at_1, "pass@4": evaluation.pass_at_4}
+    return metrics
 
 
 def _lines_until(path: Path, version: int) -> list[str]:

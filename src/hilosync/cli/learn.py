@@ -11,13 +11,14 @@ from rich.console import Console
 
 from hilosync.cli.display import Display, summary_table
 from hilosync.cli.folder import remove_unbegun
-from hilosync.cli.history import History
+from hilosync.cli.history import History, metrics_of
 from hilosync.cli.options import RunOptions, run_options
-from hilosync.cli.resume import checkpoint_folder, resumed_options
+from hilosync.cli.resume import checkpoint_folder, options_to_json, resumed_options
 from hilosync.cli.session import Session, Summary
 from hilosync.errors import LogNotFound, RunMismatch, UnknownName
 from hilosync.log import Log, open_log, parse_address
 from hilosync.log.objects import file_root
+from hilosync.metrics import open_tracker
 from hilosync.rl.loop import Progress
 from hilosync.runtime import LEARNER, Roll
 
@@ -65,10 +66,12 @@ def conduct(
     with (
         History(history, plan, after=session.learner.version) as lines,
         Display(_title(options, session), plan.adapter_bytes, options.versions) as display,
+        open_tracker(options.track, options_to_json(options)) as tracker,
     ):
 
         def show(progress: Progress, roll: Roll) -> None:
             lines.add(progress)
+            tracker.log(metrics_of(progress, plan), progress.version)
             display.show(progress, roll)
 
         return session.run(show, display.watch)

@@ -37,6 +37,8 @@ class RunOptions:
         capture: folder for the gradients of every step, or None.
         anchor_interval: versions between two snapshots; None to write none.
         keep_recent: snapshots that stay, with the records after the oldest of them; None to keep everything.
+        sign: file of the private key that signs every record, or None.
+        track: where every version's metrics go; see `hilosync.metrics`.
     """
 
     recipe: Recipe
@@ -55,6 +57,8 @@ class RunOptions:
     capture: str | None
     anchor_interval: int | None
     keep_recent: int | None
+    sign: str | None
+    track: tuple[str, ...]
 
     def make_optimizer(self) -> Optimizer:
         """The optimizer that was asked for.
@@ -78,7 +82,7 @@ _DEFAULT_LEARNING_RATES = {"adamw": 2e-3, "lion": 3e-4, "sgdm": 0.3, "muon": 1e-
 
 _SHARED = [
     click.option("--versions", default=48, show_default=True, type=click.IntRange(1), help="Policy versions to make."),
-    click.option("--compressor", default="spar", show_default=True, help="Registered compressor."),
+    click.option("--compressor", default="spar_rd", show_default=True, help="Registered compressor."),
     click.option(
         "--budget",
         default="rank 1",
@@ -139,7 +143,17 @@ _SHARED = [
         type=click.IntRange(1),
         help="Keep so many snapshots and the records after the oldest of them; by default the whole run.",
     ),
+    click.option(
+        "--sign",
+        type=click.Path(dir_okay=False),
+        help="Sign every record with the private key in this file, which is made if there is none.",
+    ),
     click.option("--capture-gradients", "capture", type=click.Path(file_okay=False), help="Save all gradients."),
+    click.option(
+        "--track",
+        multiple=True,
+        help="Send metrics to tensorboard:FOLDER, trackio:PROJECT, wandb:PROJECT or prometheus:PORT; may be repeated.",
+    ),
 ]
 
 _RECIPE = tuple(name for name in Recipe.__struct_fields__ if name not in ("objective", "temperature"))

@@ -14,6 +14,7 @@ import torch
 
 from hilosync.baselines import begin_learner
 from hilosync.bench.capture import capture_to
+from hilosync.cli.keys import read_key
 from hilosync.cli.options import RunOptions
 from hilosync.cli.resume import options_to_json
 from hilosync.errors import Truncated
@@ -122,6 +123,7 @@ class Session:
             "on_gradient": None if capture is None else capture_to(capture, bind(engine.model).plan),
             "anchor_interval": options.anchor_interval,
             "keep_recent": options.keep_recent,
+            "signing_key": None if options.sign is None else read_key(Path(options.sign), create=not resume),
             # A learner that ships whole adapters has an optimizer state of its own, which no checkpoint keeps.
             "checkpoint": None if options.sync == "full" else checkpoint,
         }

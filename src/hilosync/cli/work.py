@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from hilosync.metrics import open_tracker
 from hilosync.rl.recipe import Recipe
 from hilosync.rl.serving import answer_with
 from hilosync.runtime import Limits, Notice, Replica, Worker
@@ -24,6 +25,7 @@ __all__ = ["command"]
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads to compute with.")
 @click.option("--snapshots", type=click.IntRange(1), help="Write a snapshot every so many versions, beside the work.")
 @click.option("--checkpoint", type=click.Path(file_okay=False), help="Folder for this worker's state, by its name.")
+@click.option("--track", multiple=True, help="Send metrics to prometheus:PORT, say; as for `hilo learn`.")
 @click.option("--device", help="Where to compute; by default what the run's recipe says.")
 def command(
     run: str,
@@ -33,6 +35,7 @@ def command(
     threads: int,
     snapshots: int | None,
     checkpoint: str | None,
+    track: tuple[str, ...],
     device: str | None,
 ) -> None:
     """Run one worker: follow RUN, generate rollouts for its learner until the run is finished.
@@ -55,14 +58,21 @@ def command(
     worker = Worker(replica, name, answer_with(engine, name), Limits(patience=patience))
     click.echo(f"{name}: process {os.getpid()} serves {replica.log.url}", err=True)
 
+    counted = {"sync/digest_checks": 0, "sync/digest_mismatch": 0}
+
     def watch(notice: Notice) -> None:
+        totals = {"sync/digest_checks": notice.checks, "sync/digest_mismatch": notice.mismatches}
+        added = {metric: total - counted[metric] for metric, total in totals.items()}
+        counted.update(totals)
+        tracker.log({"sync/version": notice.version, "sync/apply_s": notice.apply_seconds, **added}, notice.version)
         click.echo(
             f"{name}: version {notice.version} digest {notice.digest[:12]} checks {notice.checks} "
             f"apply {1e3 * notice.apply_seconds:.1f} ms",
             err=True,
         )
 
-    version = worker.run(watch)
+    with open_tracker(track, {"worker": name, "run": replica.run.genesis.run}) as tracker:
+        version = worker.run(watch)
     if replica.snapshots is not None:
         replica.snapshots.close(wait=patience)
     click.echo(f"{name}: finished at version {version}, digest {replica.digest.hex()[:16]}, {worker.answered} batches")

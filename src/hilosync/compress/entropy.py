@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hilosync.compress.passes import from_symbols, to_symbols
-from hilosync.errors import ConfigurationError, MalformedPayload
+from hilosync.errors import MalformedPayload
 
 __all__ = ["CLASSES", "LARGEST_INTEGER", "Shape", "SymbolReader", "SymbolWriter", "frequencies", "reach", "rounding"]
 
@@ -122,17 +122,9 @@ def _gauss_tail(shape: Shape, class_: int, M: int) -> list[int]:
 
 
 def _coder() -> Any:
-    """The range coder's module.
+    """The range coder's module, loaded by the first payload."""
+    from constriction import stream  # pyright: ignore[reportAttributeAccessIssue]
 
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    try:
-        from constriction import stream  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError as error:
-        raise ConfigurationError(
-            "the compressor 'spar_rd' needs the package constriction: pip install 'hilosync[rangecoder]'"
-        ) from error
     return stream
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hilosync.arithmetic.guards import check_arithmetic
-from hilosync.compress import Compressor
+from hilosync.compress import Compressor, SparRD
 from hilosync.errors import ConfigurationError, LogNotFound, PlanMismatch
 from hilosync.log import Log, open_log
 from hilosync.optim import Optimizer
@@ -32,7 +32,7 @@ __all__ = ["Learner"]
 class Learner(StepPublisher):
     """Publishes the steps of a PEFT model's LoRA adapter.
 
-    >>> learner = Learner(peft_model, optimizer=AdamW(lr=1e-4), compressor=Spar(budget="1.6%"), log="file:runs/demo")
+    >>> learner = Learner(peft_model, optimizer=AdamW(lr=1e-4), compressor=SparRD(budget="1.6%"), log="file:runs/demo")
     >>> loss.backward()
     >>> learner.step()
 
@@ -49,7 +49,7 @@ class Learner(StepPublisher):
         model: Any,
         *,
         optimizer: Optimizer,
-        compressor: Compressor,
+        compressor: Compressor | None = None,
         log: str | Log,
         seed: int = 0,
         max_grad_norm: float | None = None,
@@ -76,7 +76,7 @@ class Learner(StepPublisher):
         Args:
             model: a `peft.PeftModel` with one active LoRA adapter.
             optimizer: the transition that every replica replays.
-            compressor: what makes payloads within its budget.
+            compressor: what makes payloads within its budget; None for `SparRD()`, one rank of every factor.
             log: where the run goes, such as ``file:runs/demo``.
             seed: of the initial adapter.
             max_grad_norm: clips G, before the error feedback, to this norm; None to leave it.
@@ -104,6 +104,7 @@ class Learner(StepPublisher):
             UnsafeArithmetic: this process does not round as IEEE 754 asks.
         """
         check_arithmetic()
+        compressor = compressor or SparRD()
         binding = bind(model, param_group=param_group)
         log = open_log(log, create=True) if isinstance(log, str) else log
         initial = None if binding.restartable else binding.read()
@@ -143,7 +144,7 @@ class Learner(StepPublisher):
         model: Any,
         *,
         optimizer: Optimizer,
-        compressor: Compressor,
+        compressor: Compressor | None = None,
         log: str | Log,
         max_grad_norm: float | None = None,
         feedback_decay: float | None = None,
@@ -192,6 +193,7 @@ class Learner(StepPublisher):
             Truncated, WireError, Diverged: the log cannot be replayed; see `Replica.advance`.
         """
         check_arithmetic()
+        compressor = compressor or SparRD()
         log = open_log(log) if isinstance(log, str) else log
         genesis = log.steps.read(0)
         if genesis is None:
