@@ -1,4 +1,4 @@
-"""Feeds mutated frames to every decoder: each must be read or refused with HiLo's own error, fast and in little memory (Linux).
+"""Feeds mutated frames to every decoder: each is read, or refused with HiLo's own error, fast and in little memory.
 
     python scripts/fuzz_frames.py --count 1000000 --seed 0
 
