@@ -12,6 +12,7 @@ import hilosync as hilo
 from hilosync.errors import ConfigurationError, MalformedRollouts, PeerSilent
 from hilosync.log import Delivery, Order, open_log
 from hilosync.runtime import Dispatcher, Heartbeat, Limits, Notice, Pace, Presence, Replica, Worker
+from hilosync.runtime.snapshots import write_snapshot
 
 QUICK = Limits(silence=0.6, lease=30.0, patience=2.0)
 
@@ -175,10 +176,75 @@ def test_a_worker_whose_learner_is_silent_stops_and_says_so(model, memory):
 
 def test_a_worker_passes_on_why_its_learner_failed(model, memory):
     learner = hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=memory)
-    failed = msgspec.structs.replace(notice("learner"), state="failed", detail="disk full")
-    learner.log.mailbox.post("learner", msgspec.json.encode(failed))
+    learner.log.mailbox.post("learner", msgspec.json.encode(notice("learner")))
+
+    def fail(said: Notice) -> None:
+        failed = notice("learner", version=0)
+        failed = msgspec.structs.replace(failed, beat=1, state="failed", detail="disk full")
+        learner.log.mailbox.post("learner", msgspec.json.encode(failed))
+
+    with pytest.raises(PeerSilent, match=r"the learner failed at version 0: disk full.*start the learner again"):
+        Worker(Replica.join(memory), "w", serve, Limits(silence=0.2, patience=60.0)).run(watch=fail)
+
+
+def test_last_words_of_an_earlier_learner_do_not_end_a_worker_that_waits_for_the_next(model, memory):
+    learner = hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=memory)
+    mailbox = learner.log.mailbox
+    failed = msgspec.structs.replace(notice("learner", "earlier"), state="failed", detail="disk full")
+    mailbox.post("learner", msgspec.json.encode(failed))
     with pytest.raises(PeerSilent, match="the learner failed at version 0: disk full"):
-        Worker(Replica.join(memory), "w", serve, QUICK).run()
+        Worker(Replica.join(memory), "w", serve, Limits(silence=0.1, patience=0.5)).run()
+    finals: list[int] = []
+    worker = Worker(Replica.join(memory), "w", serve, Limits(silence=0.1, patience=60.0))
+    thread = threading.Thread(target=lambda: finals.append(worker.run()))
+    thread.start()
+    time.sleep(0.6)
+    with Heartbeat(mailbox, notice("learner", "later"), interval=0.1) as heartbeat:
+        heartbeat.update(state="finished")
+        thread.join(timeout=60)
+    assert finals == [0]
+
+
+def test_last_words_of_a_learner_that_was_replaced_end_no_worker(model, memory):
+    learner = hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=memory)
+    mailbox = learner.log.mailbox
+    finals: list[int] = []
+    spoken = threading.Event()
+    failed = msgspec.structs.replace(notice("learner", "earlier"), state="failed", detail="interrupted")
+
+    def speak(said: Notice) -> None:
+        mailbox.post("learner", msgspec.json.encode(failed))
+        spoken.set()
+
+    mailbox.post("learner", msgspec.json.encode(notice("learner", "later")))
+    worker = Worker(Replica.join(memory), "w", serve, Limits(silence=30.0, patience=60.0))
+    thread = threading.Thread(target=lambda: finals.append(worker.run(watch=speak)))
+    thread.start()
+    assert spoken.wait(timeout=60)
+    time.sleep(0.5)
+    with Heartbeat(mailbox, notice("learner", "later"), interval=0.1) as heartbeat:
+        heartbeat.update(state="finished")
+        thread.join(timeout=60)
+    assert finals == [0]
+
+
+def test_a_worker_whose_orders_version_was_removed_answers_with_a_later_one(model, memory, backward):
+    learner = hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=memory)
+    for _ in range(6):
+        backward(model)
+        learner.step()
+    write_snapshot(learner.log, learner.run, learner._machine.state, 6)
+    learner.log.steps.forget(before=5)
+    mailbox = learner.log.mailbox
+    mailbox.offer([Order(4, 0)])
+    worker = Worker(Replica.join(memory), "w", serve, Limits(silence=5.0, patience=60.0))
+    thread = threading.Thread(target=worker.run)
+    with Heartbeat(mailbox, notice("learner", oldest=3), interval=0.1) as heartbeat:
+        thread.start()
+        (delivery,) = Dispatcher(mailbox, limits=Limits(silence=5.0, patience=30.0)).collect(4, whole)
+        heartbeat.update(state="finished", version=6)
+        thread.join(timeout=60)
+    assert delivery.content == b"4/0/6" and not thread.is_alive()
 
 
 def test_a_wrong_answer_is_refused_and_its_batch_offered_again(mailbox):

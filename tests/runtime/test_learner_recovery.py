@@ -227,6 +227,18 @@ def test_a_log_that_lost_records_is_not_gone_on_with_in_silence(model, another_m
     assert resume(another_model, address).version == 2
 
 
+def test_a_record_that_does_not_follow_the_log_is_not_appended_to_it(model, another_model, tmp_path, backward):
+    address, disk = f"file:{tmp_path}/run", MemoryDisk()
+    drive(begin(model, address, checkpoint=disk), model, backward, to=4)
+    for version in (3, 4):
+        (tmp_path / "run" / "steps" / f"{version:020d}").unlink()
+    restored = copy.deepcopy(model)
+    other = drive(resume(restored, address), restored, backward, to=3)
+    with pytest.raises(RunMismatch, match=r"ahead of its log: it holds version 4, and file:.* ends at version 3"):
+        resume(another_model, address, checkpoint=disk)
+    assert other.log.steps.head() == 3 and hilo.Replica.join(address).advance() == 3
+
+
 @pytest.mark.parametrize("position", [3, 100, -1])
 def test_a_damaged_checkpoint_counts_as_none(model, another_model, memory, backward, caplog, position):
     disk = MemoryDisk()

@@ -270,3 +270,23 @@ def test_a_replica_that_joins_while_others_retain_loses_nothing(learner):
     assert log.snapshots.versions() == [8, 10, 12]
     retain(log, run, 1, lambda: [reader(VERSIONS)])
     assert log.snapshots.versions() == [12]
+
+
+def test_a_replica_whose_snapshot_is_removed_as_it_looks_finds_the_newer_one(learner):
+    log, run = learner.log, learner.run
+    write(log, run, 2, 4)
+    retain(log, run, 1, nobody)
+    rounds = []
+
+    def retain_now(operation: str) -> None:
+        # Between the listing of the snapshots and the announcement of the one that is going to be read.
+        if operation == "read_manifest" and not rounds:
+            rounds.append(operation)
+            write(log, run, 10)
+            retain(log, run, 1, nobody)
+
+    joining = hilo.Replica.join(log)
+    announce = joining.recoverer._announce
+    joining.recoverer._announce = lambda version: (retain_now("read_manifest"), announce(version))
+    assert joining.advance() == VERSIONS and joining.digest == learner.digest
+    assert rounds and log.snapshots.versions() == [10]

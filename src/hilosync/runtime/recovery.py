@@ -19,6 +19,9 @@ __all__ = ["Recoverer", "Recovery", "contradiction", "restart"]
 
 Answer = TypeVar("Answer")
 
+_LOOKS = 5
+"""Times that a way is looked for while snapshots come and go."""
+
 _logger = logging.getLogger("hilosync")
 
 
@@ -60,6 +63,21 @@ class Recoverer:
         self._run = run
         self._clock = clock
         self._cache = cache
+
+    def follow(self, machine: ReplicaMachine, cause: str, to: int | None, *, replayable: bool) -> Recovery:
+        """`recover` on the way to version `to`, or to the newest; looks again where retention was quicker.
+
+        Raises:
+            Truncated, LogUnavailable: as `recover`.
+        """
+        for _ in range(1, _LOOKS):
+            snapshots = self._log.snapshots.versions()
+            try:
+                return self.recover(machine, cause, self._target(machine, to), replayable=replayable)
+            except Truncated:
+                if self._log.snapshots.versions() == snapshots:
+                    raise
+        return self.recover(machine, cause, self._target(machine, to), replayable=replayable)
 
     def recover(
         self, machine: ReplicaMachine, cause: str, target: int, *, replayable: bool, newest_base: int | None = None
@@ -108,6 +126,10 @@ class Recoverer:
         recovery = Recovery(cause, held, choice, self._clock() - started, fetched_bytes, tuple(refused))
         _logger.info("%s at version %d: %s", cause, held, choice.why)
         return recovery
+
+    def _target(self, machine: ReplicaMachine, to: int | None) -> int:
+        head = self._log.steps.head(at_least=machine.version)
+        return head if to is None else min(to, head)
 
     def _choose(
         self, held: int, target: int, replayable: bool, usable: list[int], fetched_bytes: int, refused: list[str]

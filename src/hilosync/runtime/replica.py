@@ -312,9 +312,7 @@ class Replica:
             self._recover("gap" if self._began else "start", to, replayable=True)
 
     def _recover(self, cause: str, to: int | None, replayable: bool) -> None:
-        head = self.log.steps.head(at_least=self.version)
-        target = head if to is None else min(to, head)
-        recovery = self.recoverer.recover(self._machine, cause, target, replayable=replayable)
+        recovery = self.recoverer.follow(self._machine, cause, to, replayable=replayable)
         self.recoveries.append(recovery)
         if recovery.choice.kind == "snapshot":
             self._on_leap()

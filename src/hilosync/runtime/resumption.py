@@ -24,7 +24,7 @@ from hilosync.runtime.checkpoint import Checkpoint, Checkpoints
 from hilosync.runtime.initial import stored_parameters
 from hilosync.runtime.recovery import Recovery, contradiction
 from hilosync.runtime.replica import Replica
-from hilosync.wire import Setup
+from hilosync.wire import Setup, decode_record, record_hash
 
 __all__ = ["ResumedState", "Resumption", "check_same_run", "restore_learner"]
 
@@ -145,7 +145,7 @@ def restore_learner(
     checkpoint = None if checkpoints is None else checkpoints.load()
     completed = False
     if checkpoint is not None and checkpoints is not None:
-        completed = _complete(log, checkpoint)
+        completed = _complete(log, run, checkpoint)
         why = contradiction(log, run, checkpoint.position)
         if why is not None:
             if log.steps.head() < checkpoint.position.version:
@@ -184,7 +184,7 @@ def restore_learner(
     return ResumedState(machine, residual, encoder, newest, checkpoint, report)
 
 
-def _complete(log: Log, checkpoint: Checkpoint) -> bool:
+def _complete(log: Log, run: Run, checkpoint: Checkpoint) -> bool:
     """Appends the record that a learner had sealed and may have died before appending; False if it is there.
 
     The bytes are the very ones, so it does not matter who appends them, or how often.
@@ -192,6 +192,9 @@ def _complete(log: Log, checkpoint: Checkpoint) -> bool:
     version = checkpoint.position.version
     if not checkpoint.record or log.steps.head(at_least=version - 1) != version - 1:
         return False
+    predecessor = log.steps.read(version - 1) or b""
+    if decode_record(checkpoint.record, run.limits).previous != record_hash(predecessor):
+        return False  # the log was restored or copied, and has gone on without this record
     try:
         log.steps.append(version, checkpoint.record)
     except Fenced:

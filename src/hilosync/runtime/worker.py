@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from hilosync.errors import ConfigurationError, Diverged, PeerSilent, TornState
+from hilosync.errors import ConfigurationError, Diverged, PeerSilent, TornState, Truncated
 from hilosync.log import Delivery, Order
 from hilosync.runtime.dispatch import Limits
 from hilosync.runtime.points import reach
@@ -63,6 +63,9 @@ class Worker:
         notice = Notice(sender=self._name, incarnation=self._incarnation, beat=0, state="serving")
         presence = Presence(mailbox, self._clock)
         begun = self._clock()
+        # Last words that are there already may be those of a learner in whose place another is about to start.
+        found = presence.look().notice(LEARNER)
+        earlier = found.incarnation if found is not None and found.state == "failed" else None
         with Heartbeat(mailbox, notice) as heartbeat:
             self._replica.recoverer.on_reading = lambda snapshot: heartbeat.update(reading=snapshot)
             while True:
@@ -80,18 +83,25 @@ class Worker:
                 if learner is not None and learner.state == "finished" and self._replica.version >= learner.version:
                     heartbeat.update(state="finished")
                     return self._replica.version
-                if learner is not None and learner.state == "failed":
-                    raise PeerSilent(
-                        f"the learner failed at version {learner.version}: {learner.detail}; version "
-                        f"{self._replica.version} is the newest published"
-                    )
+                failed = learner if learner is not None and learner.state == "failed" else None
+                # Neither may a learner that was replaced while it hung end the run with its last words: they
+                # count once nobody else has spoken in that name for a while.
+                fresh = failed is not None and failed.incarnation != earlier
                 silence = min(roll.silence(LEARNER), self._clock() - begun)
-                if silence > self._limits.patience:
-                    raise PeerSilent(
-                        f"nothing heard from the learner for {silence:.0f} s; version {self._replica.version} is "
-                        "the newest published, and its record is safe in the log: start the learner again, then "
-                        "this worker"
-                    )
+                if silence > (min(self._limits.silence, self._limits.patience) if fresh else self._limits.patience):
+                    raise PeerSilent(self._why(failed, silence))
+
+    def _why(self, failed: Notice | None, silence: float) -> str:
+        version = self._replica.version
+        if failed is not None:
+            return (
+                f"the learner failed at version {failed.version}: {failed.detail}; version {version} is the newest "
+                "published, and its record is safe in the log: start the learner again (--resume), then this worker"
+            )
+        return (
+            f"nothing heard from the learner for {silence:.0f} s; version {version} is the newest published, and its "
+            "record is safe in the log: start the learner again, then this worker"
+        )
 
     def _idle_goal(self, roll: Roll) -> int | None:
         """The version that a worker without an order goes to; None for the newest.
@@ -121,6 +131,9 @@ class Worker:
                     self._replica.advance(to=idle_goal)
         except (Diverged, TornState) as error:
             self._heal(heartbeat, error)
+        except Truncated:
+            # That version can be had no more; a later one can, and is what an order is then answered with.
+            self._replica.advance()
         version = self._replica.version
         if version == before and heartbeat.notice.digest:
             return
