@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import hilosync as hilo
-from hilosync.errors import ConfigurationError, MalformedRollouts, PeerSilent
+from hilosync.errors import ConfigurationError, LogUnavailable, MalformedRollouts, PeerSilent
 from hilosync.log import Delivery, Order, open_log
 from hilosync.runtime import Dispatcher, Heartbeat, Limits, Notice, Pace, Presence, Replica, Worker
 from hilosync.runtime.snapshots import write_snapshot
@@ -245,6 +245,21 @@ def test_a_worker_whose_orders_version_was_removed_answers_with_a_later_one(mode
         heartbeat.update(state="finished", version=6)
         thread.join(timeout=60)
     assert delivery.content == b"4/0/6" and not thread.is_alive()
+
+
+def test_a_worker_does_not_wait_for_a_record_that_the_log_has_lost(model, tmp_path, backward):
+    learner = hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=f"file:{tmp_path}/run")
+    for _ in range(4):
+        backward(model)
+        learner.step()
+    (tmp_path / "run" / "steps" / f"{3:020d}").unlink()
+    learner.log.mailbox.offer([Order(4, 0)])
+    worker = Worker(Replica.join(learner.log), "w", serve, Limits(silence=0.1, patience=30.0))
+    with (
+        Heartbeat(learner.log.mailbox, notice("learner"), interval=0.1),
+        pytest.raises(LogUnavailable, match="record 3 is missing, and record 4 is there"),
+    ):
+        worker.run()
 
 
 def test_a_wrong_answer_is_refused_and_its_batch_offered_again(mailbox):

@@ -227,6 +227,20 @@ def test_a_log_that_lost_records_is_not_gone_on_with_in_silence(model, another_m
     assert resume(another_model, address).version == 2
 
 
+@pytest.mark.parametrize("lost", ["2", "oldest"])
+def test_no_other_record_is_written_where_one_was_lost(model, another_model, tmp_path, backward, lost):
+    steps = tmp_path / "run" / "steps"
+    learner = drive(begin(model, f"file:{tmp_path}/run"), model, backward, to=4)
+    if lost == "oldest":
+        write_snapshot(learner.log, learner.run, learner._machine.state, 4)
+        learner.log.steps.forget(before=3)
+        (steps / lost).unlink()
+    else:
+        (steps / f"{2:020d}").unlink()
+    with pytest.raises(LogUnavailable, match=r"record [12] is missing, and record 4 is there, so it has been lost"):
+        resume(another_model, f"file:{tmp_path}/run")
+
+
 def test_a_record_that_does_not_follow_the_log_is_not_appended_to_it(model, another_model, tmp_path, backward):
     address, disk = f"file:{tmp_path}/run", MemoryDisk()
     drive(begin(model, address, checkpoint=disk), model, backward, to=4)

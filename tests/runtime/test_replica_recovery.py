@@ -11,7 +11,7 @@ import torch
 from disks import Killed, Killer, MemoryDisk
 
 import hilosync as hilo
-from hilosync.errors import Diverged, LogNotFound, MalformedRecord, RunMismatch, Truncated
+from hilosync.errors import ChainBroken, Diverged, LogNotFound, MalformedRecord, RunMismatch, Truncated
 from hilosync.log import Faults, Log, Order, open_log
 from hilosync.runtime import Heartbeat, Limits, Notice, Presence, Replica, Worker, snapshots
 from hilosync.runtime import replica as replica_module
@@ -265,6 +265,18 @@ def test_a_record_damaged_on_its_way_is_read_again_and_one_damaged_in_the_log_is
     with pytest.raises(MalformedRecord, match="record 2 of memory:"):
         replica.advance()
     assert replica.version == 1 and len(damaged) < 10
+
+
+def test_an_earlier_record_in_the_place_of_a_later_one_is_an_error(model, tmp_path, backward):
+    learner = begin(model, f"file:{tmp_path}/run")
+    publish(learner, model, backward, 4)
+    names = [tmp_path / "run" / "steps" / f"{version:020d}" for version in (2, 4)]
+    names[1].write_bytes(names[0].read_bytes())
+    replica = Replica.join(learner.log)
+    for _ in range(2):
+        with pytest.raises(ChainBroken, match=r"record 4 of file:.*: got record 2 in its place"):
+            replica.advance()
+    assert replica.version == 3
 
 
 def test_a_replica_goes_on_from_its_checkpoint(learner, model, backward):

@@ -51,7 +51,7 @@ class StepLog(Protocol):
         ...
 
     def highest(self) -> int:
-        """The highest number that a listing of the records shows, −1 if none: for audits alone.
+        """The highest number that a listing of the records shows, −1 if none: for audits, and before a run is resumed.
 
         Asking for one number after the other cannot tell a log that ends from one with a hole. A
         listing can, and one that lags behind only shows a smaller number: take the larger of this and `head`.

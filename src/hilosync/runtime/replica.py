@@ -11,13 +11,7 @@ from typing import Any
 import torch
 
 from hilosync.arithmetic.guards import check_arithmetic
-from hilosync.errors import (
-    Diverged,
-    MalformedRecord,
-    PeerSilent,
-    Truncated,
-    WireError,
-)
+from hilosync.errors import ChainBroken, Diverged, MalformedRecord, PeerSilent, Truncated, WireError
 from hilosync.log import Log
 from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
 from hilosync.protocol import Applied, ReplicaMachine, Run
@@ -40,6 +34,9 @@ _WORTH_A_CHOICE = 1.0
 
 _READS = 3
 """Times that a damaged record is read before the damage counts as the log's."""
+
+_REPEATS = 20
+"""Times in a row that an earlier record may be the answer before it counts as the log's."""
 
 _CHECKPOINT_STRIDE = 256
 """Records of a long replay after which it has become worth a checkpoint."""
@@ -85,6 +82,7 @@ class Replica:
         self._machine = machine
         self._checkpoints = None if disk is None else Checkpoints(disk, "replica", run, checkpoint_interval)
         self._began = False
+        self._repeats = 0
         self._healed: set[int] = set()
         self._binding: tuple[Any, AdapterBinding] | None = None
 
@@ -288,7 +286,12 @@ class Replica:
         except WireError as error:
             raise type(error)(f"record {self.version + 1} of {self.log.url}: {error}") from error
         if not applied.new:
-            return  # an earlier answer once more
+            self._repeats += 1
+            if self._repeats < _REPEATS:
+                return  # an earlier answer once more
+            got = applied.record.version
+            raise ChainBroken(f"record {self.version + 1} of {self.log.url}: got record {got} in its place; restore it")
+        self._repeats = 0
         self.checks += 1
         self.recoverer.measurements.record_applied(self._clock() - started)
         self._on_applied(applied)

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from hilosync.compress import Compressor, budget_bytes, project_out
-from hilosync.errors import Diverged, Fenced, RunMismatch
+from hilosync.errors import Diverged, Fenced, LogUnavailable, RunMismatch
 from hilosync.log import Log
 from hilosync.optim import Optimizer
 from hilosync.protocol import Applied, ReplicaMachine, Run
@@ -141,6 +141,7 @@ def restore_learner(
         Truncated: records are gone, and no snapshot can be used.
         WireError: a record is damaged or does not follow.
         Diverged: this machine cannot replay the log.
+        LogUnavailable: a record in the middle is missing, so that going on would change what was published.
     """
     checkpoint = None if checkpoints is None else checkpoints.load()
     completed = False
@@ -170,6 +171,7 @@ def restore_learner(
     except Diverged:
         folding.heal()
         folding.advance()
+    _refuse_hole(folding)
     held = None if checkpoint is None else checkpoint.position.version
     exact = held == folding.version or (checkpoint is None and folding.version == 0)
     report = Resumption(
@@ -182,6 +184,21 @@ def restore_learner(
     _logger.info("%s: %s", log.url, report.summary)
     newest = max(machine.position.epoch, checkpoint.position.epoch if checkpoint is not None else 0)
     return ResumedState(machine, residual, encoder, newest, checkpoint, report)
+
+
+def _refuse_hole(folding: Replica) -> None:
+    """Refuses to write, in the place of a record that was lost, another one that those after it do not follow.
+
+    Raises:
+        LogUnavailable: the log holds later versions than the one that can be reached.
+    """
+    steps, missing = folding.log.steps, folding.version + 1
+    highest = steps.highest()
+    if highest >= missing and steps.read(missing) is None:
+        raise LogUnavailable(
+            f"{folding.log.url}: record {missing} is missing, and record {highest} is there, so it has been lost: "
+            "restore it from another copy of the log"
+        )
 
 
 def _complete(log: Log, run: Run, checkpoint: Checkpoint) -> bool:
