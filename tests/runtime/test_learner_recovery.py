@@ -328,6 +328,20 @@ def test_a_learner_that_is_resumed_elsewhere_is_fenced_and_has_changed_nothing(
     assert digests(drive(learner, model, backward).log)[:4] == undisturbed[:4]
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_learner_that_was_replaced_is_told_so_before_it_steps(model, another_model, memory, backward, removed):
+    old = drive(begin(model, memory), model, backward, to=1)
+    old.check_unfenced()
+    new = drive(resume(another_model, memory), another_model, backward, to=4)
+    if removed:
+        new.log.steps.forget(before=4)
+    for call in (old.check_unfenced, old.step):
+        with pytest.raises(Fenced, match="another learner has written version 2"):
+            call()
+    new.check_unfenced()
+    assert old.version == 1 and new.log.steps.head() == 4
+
+
 def test_of_learners_resumed_from_one_head_with_equal_data_one_appends(model, memory, backward):
     drive(begin(model, memory), model, backward, to=2)
     models = [copy.deepcopy(model) for _ in range(4)]

@@ -17,7 +17,7 @@ from hilosync.bench.capture import capture_to
 from hilosync.cli.keys import read_key
 from hilosync.cli.options import RunOptions
 from hilosync.cli.resume import options_to_json
-from hilosync.errors import Truncated
+from hilosync.errors import PeerSilent, Truncated, WireError
 from hilosync.log import Log
 from hilosync.optim import schedules
 from hilosync.plan import bind
@@ -175,7 +175,12 @@ class Session:
             heartbeat.update(version=version, digest=learner.digest.hex(), oldest=self._dispatcher.oldest)
 
         def collect(version: int) -> list[RolloutBatch]:
-            return self._dispatcher.collect(version, admission, watch)
+            try:
+                return self._dispatcher.collect(version, admission, watch)
+            except (PeerSilent, WireError):
+                # Of a learner that was replaced while it hung, the workers are ahead, or done.
+                learner.check_unfenced()
+                raise
 
         with Heartbeat(learner.log.mailbox, notice) as heartbeat:
             for progress in make_versions(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hilosync.errors import ConfigurationError, Fenced
+from hilosync.errors import ConfigurationError, Fenced, Truncated
 from hilosync.log import Log
 from hilosync.optim import PolicyState
 from hilosync.optim.schedules import Schedule
@@ -209,6 +209,27 @@ class StepPublisher:
             residual_energies=proposal.residual_energies,
             snapshots=() if self._snapshots is None else tuple(self._snapshots.take_reports()),
         )
+
+    def check_unfenced(self) -> None:
+        """Asks whether another learner has gone on, as whoever waits in vain for rollouts wants to know.
+
+        Raises:
+            Fenced: it has; this learner must stop.
+            LogUnavailable: the log did not answer.
+        """
+        if self._machine.pending is not None or self._machine.failure is not None:
+            return
+        version = self.version + 1
+        try:
+            gone_on = self.log.steps.read(version) is not None
+        except Truncated:
+            gone_on = True
+        if gone_on:
+            self._machine.failure = Fenced(
+                f"{self.log.url}: another learner has written version {version}: expected none; this learner must "
+                "stop, or start again from the log"
+            )
+            raise self._machine.failure
 
     def close(self, wait: float = 60.0) -> list[SnapshotReport]:
         """Ends the learner's work: waits at most `wait` seconds for the snapshot that is being written.
