@@ -248,6 +248,8 @@ def test_a_ticket_opens_the_run_it_was_made_for_and_no_other(run_command, tmp_pa
     begin(tmp_path / "a")
     code, text, _ = run_command("ticket", tmp_path / "a", "--out", tmp_path / "a.ticket")
     assert code == 0 and (tmp_path / "a.ticket").read_text() == text
+    code, _, err = run_command("ticket", tmp_path / "a", "--out", tmp_path / "none" / "a.ticket")
+    assert code == 2 and "cannot write the ticket to" in err and "No such file or directory" in err
     for ticket in (text.strip(), tmp_path / "a.ticket"):
         code, out, _ = run_command("verify", ticket)
         assert code == 0 and "4 records replayed" in out

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
+from hilosync.errors import ConfigurationError
 from hilosync.runtime.joining import open_run, ticket_of
 from hilosync.wire import encode_ticket
 
@@ -24,5 +26,10 @@ def command(log: str, out: Path | None) -> None:
     opened, run = open_run(log)
     ticket = encode_ticket(ticket_of(opened, run))
     if out is not None:
-        out.write_text(ticket + "\n", "utf-8")
+        try:
+            out.write_text(ticket + "\n", "utf-8")
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write the ticket to {out}: {os.strerror(error.errno or 0)}; choose another file"
+            ) from error
     click.echo(ticket)
