@@ -314,3 +314,9 @@ def test_a_worker_cannot_take_a_name_that_would_mislead_others(model, memory, na
     hilo.Learner(model, optimizer=hilo.AdamW(), compressor=hilo.Spar(budget=700), log=memory)
     with pytest.raises(ConfigurationError, match="cannot be named"):
         Worker(Replica.join(memory), name, serve)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_wait_without_a_limit_is_refused(seconds):
+    with pytest.raises(ConfigurationError, match="patience: expected a finite number of seconds above 0"):
+        Limits(patience=seconds)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hilosync.errors import PeerSilent, WireError
+from hilosync.errors import ConfigurationError, PeerSilent, WireError
 from hilosync.log import Delivery, Mailbox
 from hilosync.runtime.orders import Key, OrderBook, Pace
 from hilosync.runtime.presence import Presence, Roll
@@ -37,6 +37,12 @@ class Limits:
     silence: float = 5.0
     lease: float = 600.0
     patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, seconds in (("silence", self.silence), ("lease", self.lease), ("patience", self.patience)):
+            # A NaN is never exceeded, and a wait without a limit is none of these.
+            if not 0 < seconds < float("inf"):
+                raise ConfigurationError(f"{name}: expected a finite number of seconds above 0, got {seconds}")
 
 
 class Dispatcher:
