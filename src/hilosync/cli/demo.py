@@ -80,7 +80,7 @@ def command(options: RunOptions, workers: int, out: Path, kind: str, compare: bo
     console = Console()
     console.print(summary_table(summaries))
     check = f"  (check it: hilo verify {out})" if kind == "file" else ""
-    console.print(f"{out / 'summary.json'}  {out / 'learning.png'}{check}", highlight=False)
+    console.print(f"{out / 'summary.json'}  {out / 'learning.png'}{check}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

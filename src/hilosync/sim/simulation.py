@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
+import torch
+
 from hilosync.arithmetic.guards import check_arithmetic
 from hilosync.errors import Diverged, HiLoError
 from hilosync.protocol import Applied, ReplicaMachine
@@ -70,6 +72,9 @@ def simulate(seed: int, plant: str | None = None, keep: int | None = 60) -> Outc
         keep: lines of the trace to keep; None for all.
     """
     check_arithmetic()
+    # Threads start when the simulation says so, and a pool of real ones would wait for that for ever.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     world = World(seed, keep)
     failure: str | None = None
     simulation = _Simulation(world, seed, PLANTS[plant] if plant else Plant())
@@ -82,6 +87,8 @@ def simulate(seed: int, plant: str | None = None, keep: int | None = 60) -> Outc
         # Whatever the code under test raises without meaning to is a finding as well.
         where = traceback.extract_tb(error.__traceback__)[-1]
         failure = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+    finally:
+        torch.set_num_threads(threads)
     if failure is not None:
         world.note("checker", failure)
     return Outcome(seed, failure, tuple(world.trace), world.counts, simulation.checker.head)
