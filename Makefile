@@ -42,8 +42,8 @@ $(READY): requirements.lock pyproject.toml
 	@echo "setting up .venv from requirements.lock (some minutes, once)"
 	$(PIP) install --quiet --requirement requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
-	@echo "compiling the replay kernels (once)"
-	$(BIN)/python -c 'from hilosync.arithmetic.guards import check_arithmetic; check_arithmetic()'
+	@echo "compiling the kernels (once)"
+	$(BIN)/python scripts/compile_kernels.py
 	@touch $@
 
 # The lock serves CPU and CUDA machines alike: it names torch's public version only and leaves out the CUDA
