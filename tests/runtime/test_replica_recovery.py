@@ -56,7 +56,7 @@ def corrupt(replica: Replica, element: int = 3) -> None:
 @pytest.fixture(scope="module")
 def long_run():
     """A run of 200 versions with snapshots of 100 and 180: (address, its final digest)."""
-    from conftest import tiny_model
+    from tiny_peft import tiny_model
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(snapshots, "elements_per_chunk", lambda buffers: 60)

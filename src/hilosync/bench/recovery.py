@@ -45,7 +45,7 @@ _JOINS = 5
 
 def run_recovery(
     folder: Path,
-    versions: int = 14,
+    versions: int = 18,
     problems: int = 40,
     learner_points: Sequence[str] = LEARNER_POINTS,
     worker_points: Sequence[str] = WORKER_POINTS,

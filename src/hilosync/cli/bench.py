@@ -199,7 +199,7 @@ def _names(text: str | None) -> list[str]:
 
 
 @command.command("recovery")
-@click.option("--versions", default=14, show_default=True, type=click.IntRange(12), help="Policy versions of a run.")
+@click.option("--versions", default=18, show_default=True, type=click.IntRange(12), help="Policy versions of a run.")
 @click.option("--problems", default=200, show_default=True, type=click.IntRange(1), help="Held-out problems.")
 @click.option("--out", default="runs/recovery", show_default=True, type=click.Path(path_type=Path), help="New folder.")
 @_JSON
