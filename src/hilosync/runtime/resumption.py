@@ -146,7 +146,7 @@ def restore_learner(
     checkpoint = None if checkpoints is None else checkpoints.load()
     completed = False
     if checkpoint is not None and checkpoints is not None:
-        completed = _complete(log, run, checkpoint)
+        completed = _complete(log, run, checkpoint, checkpoints)
         why = contradiction(log, run, checkpoint.position)
         if why is not None:
             if log.steps.head() < checkpoint.position.version:
@@ -201,7 +201,7 @@ def _refuse_hole(folding: Replica) -> None:
         )
 
 
-def _complete(log: Log, run: Run, checkpoint: Checkpoint) -> bool:
+def _complete(log: Log, run: Run, checkpoint: Checkpoint, checkpoints: Checkpoints) -> bool:
     """Appends the record that a learner had sealed and may have died before appending; False if it is there.
 
     The bytes are the very ones, so it does not matter who appends them, or how often.
@@ -212,6 +212,9 @@ def _complete(log: Log, run: Run, checkpoint: Checkpoint) -> bool:
     predecessor = log.steps.read(version - 1) or b""
     if decode_record(checkpoint.record, run.limits).previous != record_hash(predecessor):
         return False  # the log was restored or copied, and has gone on without this record
+    # Its writer may have died between the new name and the sync of the folder: what was read here could
+    # still be lost with the power, after the log has kept the record.
+    checkpoints.save(checkpoint)
     try:
         log.steps.append(version, checkpoint.record)
     except Fenced:
