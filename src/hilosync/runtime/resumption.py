@@ -9,6 +9,7 @@ version loses nothing, wherever the learner dies.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ import msgspec
 import torch
 
 from hilosync.compress import Compressor, budget_bytes, project_out
-from hilosync.errors import Diverged, Fenced, LogUnavailable, RunMismatch
+from hilosync.errors import Diverged, Fenced, LogUnavailable, MalformedRecord, RunMismatch
 from hilosync.log import Log
 from hilosync.optim import Optimizer
 from hilosync.protocol import Applied, ReplicaMachine, Run
@@ -27,6 +28,9 @@ from hilosync.runtime.replica import Replica
 from hilosync.wire import Setup, decode_record, record_hash
 
 __all__ = ["ResumedState", "Resumption", "check_same_run", "restore_learner"]
+
+_READS = 5
+"""Times that a record is read before its damage counts as the log's."""
 
 _logger = logging.getLogger("hilosync")
 
@@ -209,7 +213,7 @@ def _complete(log: Log, run: Run, checkpoint: Checkpoint, checkpoints: Checkpoin
     version = checkpoint.position.version
     if not checkpoint.record or log.steps.head(at_least=version - 1) != version - 1:
         return False
-    predecessor = log.steps.read(version - 1) or b""
+    predecessor = _read_for_sure(log, run, version - 1)
     if decode_record(checkpoint.record, run.limits).previous != record_hash(predecessor):
         return False  # the log was restored or copied, and has gone on without this record
     # Its writer may have died between the new name and the sync of the folder: what was read here could
@@ -220,3 +224,17 @@ def _complete(log: Log, run: Run, checkpoint: Checkpoint, checkpoints: Checkpoin
     except Fenced:
         return False  # another learner has just written this version
     return True
+
+
+def _read_for_sure(log: Log, run: Run, version: int) -> bytes:
+    """Record `version`, read again while the answer is damaged or another record: much follows from its hash.
+
+    Raises:
+        LogUnavailable: no answer was the record.
+    """
+    for _ in range(_READS):
+        data = log.steps.read(version) or b""
+        with suppress(MalformedRecord):
+            if version == 0 or decode_record(data, run.limits).version == version:
+                return data
+    raise LogUnavailable(f"{log.url} does not give record {version}, asked {_READS} times: resume once it does")
