@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hilosync.errors import LogUnavailable
 from hilosync.log.named import NamedObjects
+from hilosync.log.numbered import DIGITS, numbered, numbers_in, read_mark
 
 __all__ = ["INDEX", "ObjectSnapshotIndex", "versions_in"]
 
@@ -15,8 +16,6 @@ INDEX = "snapshots/index"
 
 # The oldest version that may have a snapshot, in decimal; absent while nothing has been forgotten.
 _OLDEST = "snapshots/oldest"
-
-_DIGITS = 20
 
 _ATTEMPTS = 5
 
@@ -71,19 +70,10 @@ class ObjectSnapshotIndex:
                 return
 
     def _listed(self) -> list[int]:
-        names = self._objects.names("snapshots")
-        return [int(name) for name in names if len(name) == _DIGITS and name.isdecimal()]
+        return numbers_in(self._objects.names("snapshots"))
 
     def _oldest(self) -> int:
-        mark = self._objects.get(_OLDEST)
-        if mark is None:
-            return 0
-        if not mark.isdigit() or len(mark) > _DIGITS:
-            raise LogUnavailable(
-                f"{self._objects.url}: {_OLDEST} is damaged: expected a version, got {mark[:20]!r}; "
-                "write the oldest version that has a snapshot into it"
-            )
-        return int(mark)
+        return read_mark(self._objects, _OLDEST, "the oldest version that has a snapshot")
 
 
 def versions_in(index: bytes | None, url: str) -> list[int]:
@@ -93,10 +83,10 @@ def versions_in(index: bytes | None, url: str) -> list[int]:
         LogUnavailable: it is not a list of versions.
     """
     lines = (index or b"").split()
-    if not all(len(line) <= _DIGITS and line.isdigit() for line in lines):
+    if not all(len(line) <= DIGITS and line.isdigit() for line in lines):
         raise LogUnavailable(f"{url}: {INDEX} is damaged: expected versions, one a line; publish a snapshot again")
     return sorted(map(int, lines))
 
 
 def _name(version: int) -> str:
-    return f"snapshots/{version:0{_DIGITS}d}"
+    return numbered("snapshots", version)

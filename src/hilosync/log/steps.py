@@ -5,6 +5,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from hilosync.errors import Fenced, LogUnavailable, Truncated
+from hilosync.log.numbered import numbered, numbers_in, read_mark
 from hilosync.log.objects import Objects
 from hilosync.log.polling import Polling
 
@@ -12,8 +13,6 @@ __all__ = ["ObjectStepLog"]
 
 # The oldest version that is retained, in decimal; absent while nothing has been forgotten.
 _OLDEST = "steps/oldest"
-
-_DIGITS = 20
 
 
 class ObjectStepLog:
@@ -140,15 +139,7 @@ class ObjectStepLog:
             )
 
     def _oldest(self) -> int:
-        mark = self._objects.get(_OLDEST)
-        if mark is None:
-            return 0
-        if not mark.isdigit() or len(mark) > 20:
-            raise LogUnavailable(
-                f"{self._objects.url}: {_OLDEST} is damaged: expected a version, got {mark[:20]!r}; "
-                "write the oldest version that is present into it"
-            )
-        oldest = int(mark)
+        oldest = read_mark(self._objects, _OLDEST, "the oldest version that is present")
         if oldest > 0 and not self._objects.exists(_name(oldest)):
             # The version at the mark always stays, so somebody has moved the mark further. Of two who forget at
             # the same time the slower one may have moved it back: then the records themselves tell.
@@ -157,9 +148,8 @@ class ObjectStepLog:
 
     def _listed(self) -> list[int]:
         # What lies inside a folder of that name counts as well: it is in the record's place.
-        names = (name.partition("/")[0] for name in self._objects.names("steps"))
-        return [int(name) for name in names if len(name) == _DIGITS and name.isdecimal()]
+        return numbers_in(name.partition("/")[0] for name in self._objects.names("steps"))
 
 
 def _name(version: int) -> str:
-    return f"steps/{version:0{_DIGITS}d}"
+    return numbered("steps", version)
