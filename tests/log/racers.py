@@ -51,5 +51,5 @@ def begin_and_die(url: str, at_sync: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     steps = open_log(url, create=True).steps
-    objects._sync = die_or_sync
+    objects.sync = die_or_sync
     steps.append(0, b"genesis")

@@ -73,7 +73,7 @@ def test_a_record_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     def watch(path: Path) -> None:
         seen.append((path.parent.name if path.is_file() else path.name, log.steps.head()))
 
-    monkeypatch.setattr(objects, "_sync", watch)
+    monkeypatch.setattr(objects, "sync", watch)
     log.steps.append(0, b"genesis")
     assert seen == [("staging", -1), ("steps", 0)]
     log.steps.append(0, b"genesis")  # again: the first writer may have died before it synced the folder
@@ -87,7 +87,7 @@ def test_a_disk_that_fails_at_the_sync_leaves_no_record_and_no_litter(tmp_path, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(objects, "_sync", fail)
+        patch.setattr(objects, "sync", fail)
         with pytest.raises(LogUnavailable, match=r"cannot write steps/0+: No space left on device; free some space"):
             log.steps.append(0, b"genesis")
     assert log.steps.head() == -1

@@ -21,7 +21,7 @@ from obstore.store import LocalStore, MemoryStore, ObjectStore
 from hilosync.errors import ConfigurationError, LogNotFound, LogUnavailable
 from hilosync.log.polling import Polling
 
-__all__ = ["LARGEST_OBJECT", "FileObjects", "Objects", "file_objects", "file_root", "memory_objects"]
+__all__ = ["LARGEST_OBJECT", "FileObjects", "Objects", "file_objects", "file_root", "memory_objects", "sync"]
 
 LARGEST_OBJECT = 1 << 31
 """Bytes of an object beyond which it is not read at all."""
@@ -164,7 +164,7 @@ class FileObjects(Objects):
             except AlreadyExistsError:
                 created = False
             # Also when it was there before: its creator may have died between the name and the sync.
-            _sync((self._root / path).parent)
+            sync((self._root / path).parent)
         return created
 
     def replace(self, path: str, content: bytes, durable: bool = False) -> None:
@@ -173,7 +173,7 @@ class FileObjects(Objects):
             return super().replace(path, content)
         with self._explained(f"write {path}"):
             self._write_aside(path, content, overwrite=True)
-            _sync((self._root / path).parent)
+            sync((self._root / path).parent)
         return None
 
     def _refuse_directory(self, path: str) -> None:
@@ -188,7 +188,7 @@ class FileObjects(Objects):
         staged = f"staging/{os.getpid()}-{secrets.token_hex(8)}"
         try:
             obstore.put(self.store, staged, content)
-            _sync(self._root / staged)
+            sync(self._root / staged)
             obstore.rename(self.store, staged, path, overwrite=overwrite)
         except BaseException:
             with suppress(OSError):
@@ -243,8 +243,8 @@ def file_objects(path: str, create: bool) -> Objects:
         if create:
             for folder in _FOLDERS:
                 (root / folder).mkdir(parents=True, exist_ok=True)
-            _sync(root)
-            _sync(root.parent)
+            sync(root)
+            sync(root.parent)
         return FileObjects(LocalStore(root), root, url)
 
 
@@ -257,7 +257,8 @@ def _explained(url: str, doing: str, reason: Callable[[BaseException], str]) -> 
         raise LogUnavailable(f"{url}: cannot {doing}: {reason(error)}") from error
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Returns once a file, or the names in a directory, would survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hilosync.errors import ConfigurationError, DiskUnavailable
+from hilosync.log.objects import sync
 from hilosync.runtime.points import reach
 
 __all__ = ["Disk", "FileDisk"]
@@ -105,14 +106,14 @@ class FileDisk:
                     partial.unlink(missing_ok=True)
                 raise
             reach("after rename")
-            _sync_folder(self._folder)
+            sync(self._folder)
 
     def remove(self, name: str) -> None:
         """See `Disk.remove`."""
         path = self._path(name)
         with _explained(path, "remove"), suppress(FileNotFoundError):
             path.unlink()
-            _sync_folder(self._folder)
+            sync(self._folder)
 
     def names(self) -> list[str]:
         """See `Disk.names`."""
@@ -141,11 +142,3 @@ def _explained(path: Path, doing: str) -> Iterator[None]:
         advice = _ADVICE.get(error.errno or 0)
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise DiskUnavailable(f"cannot {doing} {path}: {reason}{f'; {advice}' if advice else ''}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
