@@ -23,6 +23,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from hilosync.bench.processes import end_processes
 from hilosync.errors import LogNotFound, PeerSilent, Truncated
 from hilosync.log import Log, StepLog, open_log
 from hilosync.runtime import LEARNER, Presence, Replica
@@ -182,7 +183,7 @@ class _RunOfProcesses:
             Path(f"{self.folder}-{name}.log").open("ab") as errors,
         ):
             process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
-        self._stack.callback(_end, process)
+        self._stack.callback(end_processes, [process])
         self._processes[name] = process
 
     def _learn(self) -> list[str]:
@@ -276,13 +277,3 @@ def _present(steps: StepLog, version: int) -> bool:
         return steps.read(version) is not None
     except Truncated:
         return False
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

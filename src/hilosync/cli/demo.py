@@ -15,6 +15,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from hilosync.bench.processes import end_processes
 from hilosync.cli.display import summary_table
 from hilosync.cli.folder import CHECKPOINTS, LOG_ADDRESS, check_replaceable, clear
 from hilosync.cli.learn import check_options, conduct
@@ -106,11 +107,4 @@ def _workers(folder: Path, address: str, count: int, options: RunOptions) -> Ite
         for process in processes:
             process.wait(timeout=max(1.0, deadline - time.monotonic()))
     finally:
-        for process in processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in processes:
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        end_processes(processes)
