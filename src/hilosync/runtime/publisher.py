@@ -13,12 +13,12 @@ import torch
 
 from hilosync.errors import ConfigurationError, Fenced, Truncated
 from hilosync.log import Log
-from hilosync.optim import PolicyState
 from hilosync.optim.schedules import Schedule
-from hilosync.plan import AdapterBinding, AdapterPlan
+from hilosync.plan import AdapterBinding
 from hilosync.protocol import LearnerMachine, Proposal, Run
 from hilosync.runtime.anchors import SnapshotReport, SnapshotWriter
 from hilosync.runtime.checkpoint import Checkpoint, Checkpoints
+from hilosync.runtime.held import HeldPolicy
 from hilosync.runtime.points import reach
 
 __all__ = ["StepPublisher", "StepReport"]
@@ -49,16 +49,14 @@ class StepReport:
     snapshots: tuple[SnapshotReport, ...] = ()
 
 
-class StepPublisher:
+class StepPublisher(HeldPolicy[LearnerMachine]):
     """What a learner does once it has a run: see `Learner`, which begins or resumes one.
 
     Attributes:
         log: the run's stores.
-        run: what the genesis fixes.
     """
 
     log: Log
-    run: Run
 
     def _set_up(
         self,
@@ -82,30 +80,6 @@ class StepPublisher:
         self._gradient = torch.empty(run.plan.size)
         self._extra: Any = None
         binding.serve(machine.state.params)
-
-    @property
-    def plan(self) -> AdapterPlan:
-        """The adapter's tensors."""
-        return self.run.plan
-
-    @property
-    def version(self) -> int:
-        """The newest version that the log has accepted."""
-        return self._machine.version
-
-    @property
-    def digest(self) -> bytes:
-        """The 32-byte digest of the newest version, or of the pending one while the log refuses it."""
-        return self._machine.digest
-
-    @property
-    def params(self) -> torch.Tensor:
-        """A copy of the fp32 master parameters, flat, shape (plan.size,)."""
-        return self._published_state().params.clone()
-
-    def slot(self, name: str) -> torch.Tensor:
-        """A copy of one of the optimizer's tensors, flat fp32, shape (plan.size,)."""
-        return self._published_state().slots[name].clone()
 
     @property
     def extra(self) -> Any:
@@ -241,11 +215,6 @@ class StepPublisher:
             return []
         self._snapshots.close(wait)
         return self._snapshots.take_reports()
-
-    def _published_state(self) -> PolicyState:
-        if self._machine.failure is not None:
-            raise self._machine.failure
-        return self._machine.state
 
     def _save(self, due: bool = False) -> None:
         machine, checkpoints = self._machine, self._checkpoints

@@ -15,7 +15,7 @@ from hilosync.runtime.initial import stored_parameters
 from hilosync.runtime.snapshots import SnapshotLoader
 from hilosync.wire import decode_record, record_hash
 
-__all__ = ["Recoverer", "Recovery", "contradiction", "restart"]
+__all__ = ["Recoverer", "Recovery", "contradiction", "refuse_hole", "restart"]
 
 Answer = TypeVar("Answer")
 
@@ -191,3 +191,21 @@ def contradiction(log: Log, run: Run, position: Position) -> str | None:
             f"{found.hex()[:16]}…"
         )
     return None
+
+
+def refuse_hole(log: Log, missing: int, later: int) -> None:
+    """Refuses to go on where a record was lost: records are appended in order, so a later one shows it.
+
+    Args:
+        log: the run's stores.
+        missing: the version that is needed next.
+        later: a version whose record is there; one below `missing` shows nothing.
+
+    Raises:
+        LogUnavailable: record `missing` is not there.
+    """
+    if later >= missing and log.steps.read(missing) is None:
+        raise LogUnavailable(
+            f"{log.url}: record {missing} is missing, and record {later} is there, so it has been lost: restore it "
+            "from another copy of the log"
+        )

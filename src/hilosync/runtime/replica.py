@@ -8,16 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hilosync.arithmetic.guards import check_arithmetic
 from hilosync.errors import ChainBroken, Diverged, MalformedRecord, PeerSilent, Truncated, WireError
 from hilosync.log import Log
-from hilosync.plan import AdapterBinding, AdapterPlan, bind, write_adapter_directory
+from hilosync.plan import AdapterBinding, bind, write_adapter_directory
 from hilosync.protocol import Applied, ReplicaMachine, Run
 from hilosync.runtime.anchors import SnapshotWriter
 from hilosync.runtime.checkpoint import Checkpoint, Checkpoints
 from hilosync.runtime.disk import Disk, FileDisk
+from hilosync.runtime.held import HeldPolicy
 from hilosync.runtime.initial import stored_parameters
 from hilosync.runtime.joining import open_run
 from hilosync.runtime.points import reach
@@ -44,7 +43,7 @@ _CHECKPOINT_STRIDE = 256
 _logger = logging.getLogger("hilosync")
 
 
-class Replica:
+class Replica(HeldPolicy[ReplicaMachine]):
     """Follows a run: reads records by number, verifies and replays them.
 
     >>> replica = Replica.join("file:runs/demo")
@@ -53,7 +52,6 @@ class Replica:
 
     Attributes:
         log: the run's stores.
-        run: what the genesis fixes.
         checks: digests compared so far, one per record applied.
         mismatches: digests that differed.
         recoveries: what was chosen each time that this replica was new, behind or broken.
@@ -123,33 +121,9 @@ class Replica:
         return replica
 
     @property
-    def plan(self) -> AdapterPlan:
-        """The adapter's tensors."""
-        return self.run.plan
-
-    @property
-    def version(self) -> int:
-        """The policy version held."""
-        return self._machine.version
-
-    @property
-    def digest(self) -> bytes:
-        """The 32-byte digest of the version held."""
-        return self._machine.digest
-
-    @property
     def apply_seconds(self) -> float:
         """Median seconds to verify, decode and replay a record; 0 before the first."""
         return self.recoverer.measurements.apply_seconds
-
-    @property
-    def params(self) -> torch.Tensor:
-        """A copy of the fp32 master parameters, flat, shape (plan.size,)."""
-        return self._serving_state().params.clone()
-
-    def slot(self, name: str) -> torch.Tensor:
-        """A copy of one of the optimizer's tensors, flat fp32, shape (plan.size,)."""
-        return self._serving_state().slots[name].clone()
 
     def advance(self, to: int | None = None, wait: float = 0.0) -> int:
         """Applies records up to version `to`, or to the newest there is, and returns the version held.
@@ -228,7 +202,7 @@ class Replica:
             PlanError, PlanMismatch: the model's adapter is not the run's.
             Diverged: this replica has diverged and must not serve.
         """
-        state = self._serving_state()
+        state = self._sound_state()
         if self._binding is None or self._binding[0] is not model:
             self._binding = (model, bind(model, expected=self.plan, served_as=self.run.genesis.peft))
         self._binding[1].serve(state.params)
@@ -240,7 +214,7 @@ class Replica:
             ConfigurationError: the directory exists already.
             Diverged: this replica has diverged and must not serve.
         """
-        state = self._serving_state()
+        state = self._sound_state()
         return write_adapter_directory(
             directory,
             self.plan,
@@ -252,11 +226,6 @@ class Replica:
                 "hilo_digest": self.digest.hex(),
             },
         )
-
-    def _serving_state(self):
-        if self._machine.failure is not None:
-            raise self._machine.failure
-        return self._machine.state
 
     def _read_next(self, to: int | None, wait: float) -> bytes | None:
         """The next record, or None if it does not appear in time; from a snapshot on, where it was removed."""

@@ -23,7 +23,7 @@ from hilosync.optim import Optimizer
 from hilosync.protocol import Applied, ReplicaMachine, Run
 from hilosync.runtime.checkpoint import Checkpoint, Checkpoints
 from hilosync.runtime.initial import stored_parameters
-from hilosync.runtime.recovery import Recovery, contradiction
+from hilosync.runtime.recovery import Recovery, contradiction, refuse_hole
 from hilosync.runtime.replica import Replica
 from hilosync.wire import Setup, decode_record, record_hash
 
@@ -175,7 +175,8 @@ def restore_learner(
     except Diverged:
         folding.heal()
         folding.advance()
-    _refuse_hole(folding)
+    # Another record in the place of one that was lost would be one that those after it do not follow.
+    refuse_hole(log, folding.version + 1, log.steps.highest())
     held = None if checkpoint is None else checkpoint.position.version
     exact = held == folding.version or (checkpoint is None and folding.version == 0)
     report = Resumption(
@@ -188,21 +189,6 @@ def restore_learner(
     _logger.info("%s: %s", log.url, report.summary)
     newest = max(machine.position.epoch, checkpoint.position.epoch if checkpoint is not None else 0)
     return ResumedState(machine, residual, encoder, newest, checkpoint, report)
-
-
-def _refuse_hole(folding: Replica) -> None:
-    """Refuses to write, in the place of a record that was lost, another one that those after it do not follow.
-
-    Raises:
-        LogUnavailable: the log holds later versions than the one that can be reached.
-    """
-    steps, missing = folding.log.steps, folding.version + 1
-    highest = steps.highest()
-    if highest >= missing and steps.read(missing) is None:
-        raise LogUnavailable(
-            f"{folding.log.url}: record {missing} is missing, and record {highest} is there, so it has been lost: "
-            "restore it from another copy of the log"
-        )
 
 
 def _complete(log: Log, run: Run, checkpoint: Checkpoint, checkpoints: Checkpoints) -> bool:

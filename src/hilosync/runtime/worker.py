@@ -10,11 +10,12 @@ import os
 import time
 from collections.abc import Callable
 
-from hilosync.errors import ConfigurationError, Diverged, LogUnavailable, PeerSilent, TornState, Truncated
+from hilosync.errors import ConfigurationError, Diverged, PeerSilent, TornState, Truncated
 from hilosync.log import Delivery, Order
 from hilosync.runtime.dispatch import Limits
 from hilosync.runtime.points import reach
 from hilosync.runtime.presence import LEARNER, Heartbeat, Notice, Presence, Roll
+from hilosync.runtime.recovery import refuse_hole
 from hilosync.runtime.replica import Replica
 
 __all__ = ["Worker"]
@@ -128,8 +129,9 @@ class Worker:
         except PeerSilent:
             # The order may overtake the record where the two are stored apart. One whose
             # record does not come is dropped: the learner offers a batch that it misses again.
-            if order is not None:
-                self._refuse_hole(order.version)
+            log = self._replica.log
+            if order is not None and log.steps.read(order.version) is not None:
+                refuse_hole(log, self._replica.version + 1, order.version)
         except (Diverged, TornState) as error:
             self._heal(heartbeat, error)
         except Truncated:
@@ -146,19 +148,6 @@ class Worker:
         )
         if watch is not None:
             watch(heartbeat.notice)
-
-    def _refuse_hole(self, version: int) -> None:
-        """Ends a wait for a record that will never come: records are appended in order, so a later one shows its loss.
-
-        Raises:
-            LogUnavailable: the log has lost the record that this replica needs next.
-        """
-        steps, missing = self._replica.log.steps, self._replica.version + 1
-        if steps.read(version) is not None and steps.read(missing) is None:
-            raise LogUnavailable(
-                f"{self._replica.log.url}: record {missing} is missing, and record {version} is there, so it has been "
-                "lost: restore it from another copy of the log"
-            )
 
     def _heal(self, heartbeat: Heartbeat, error: Diverged | TornState) -> None:
         """Says what differs, and serves nothing until the version that failed has been verified again."""
