@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class Setting:
     new_volume: Callable[[], Volume] = Volume
 
 
-class Node(Process):
+class Node(Process, ABC):
     """A process on a machine of its own, with a disk, which a supervisor starts again when it has died.
 
     Attributes:
@@ -105,13 +106,13 @@ class Node(Process):
             self.world.count(f"error: {type(error).__name__}")
             self.world.note(self.name, self.last_error)
 
+    @abstractmethod
     def tick(self) -> None:
         """What the process does now and then."""
-        raise NotImplementedError
 
+    @abstractmethod
     def held(self) -> tuple[int, bytes, PolicyState] | None:
         """Version, digest and tensors of what would be served now; None for one that serves nothing."""
-        raise NotImplementedError
 
     def open(self) -> tuple[Log, SimulatedDisk]:
         """The log and the disk as this life sees them."""
