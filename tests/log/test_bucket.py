@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import obstore
@@ -25,6 +27,26 @@ def refused(url: str, create: bool = False) -> str:
     with pytest.raises((LogUnavailable, ConfigurationError)) as caught:
         open_log(url, create=create)
     return str(caught.value)
+
+
+@contextmanager
+def service(monkeypatch, handler: type[BaseHTTPRequestHandler]) -> Iterator[None]:
+    """Puts a service of one's own in the place of the real one."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60.0)
+
+
+class Quiet(BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
 def test_of_sixteen_racing_creators_exactly_one_wins(bucket, request):
@@ -53,7 +75,7 @@ def test_of_sixteen_racing_creators_exactly_one_wins(bucket, request):
 
 
 def test_a_service_that_ignores_the_condition_is_refused_to_a_learner(s3_service, monkeypatch):
-    class Overwriting(BaseHTTPRequestHandler):
+    class Overwriting(Quiet):
         """Accepts every write, as services do that do not know the condition."""
 
         def do_PUT(self) -> None:
@@ -66,19 +88,8 @@ def test_a_service_that_ignores_the_condition_is_refused_to_a_learner(s3_service
         def do_GET(self) -> None:
             self.send_error(404)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Overwriting)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+    with service(monkeypatch, Overwriting):
         assert "does not honour create-only writes" in refused("s3://bucket/run", create=True)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60.0)
 
 
 def test_a_large_record_is_created_in_one_piece(bucket, request, rng):
@@ -157,7 +168,7 @@ def test_an_environment_that_leads_nowhere_is_one_clear_line(s3_service, monkeyp
     ],
 )
 def test_a_refusal_is_explained_without_the_service_s_own_words(s3_service, monkeypatch, status, code, expected):
-    class Refusing(BaseHTTPRequestHandler):
+    class Refusing(Quiet):
         def do_GET(self) -> None:
             body = f"<Error><Code>{code}</Code><AWSAccessKeyId>AKIASECRET</AWSAccessKeyId></Error>".encode()
             self.send_response(status)
@@ -165,19 +176,8 @@ def test_a_refusal_is_explained_without_the_service_s_own_words(s3_service, monk
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+    with service(monkeypatch, Refusing):
         message = refused("s3://hilo/run")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60.0)
     assert f"the service said {status} {code}; " in message
     assert expected in message
     assert "AKIA" not in message

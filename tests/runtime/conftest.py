@@ -9,6 +9,8 @@ import torch
 from tiny_peft import tiny_model
 from torch import nn
 
+import hilosync as hilo
+
 _numbers = itertools.count()
 
 
@@ -40,3 +42,17 @@ def backward(rng):
         return loss.item()
 
     return run
+
+
+@pytest.fixture
+def learner_at(model, memory, backward):
+    """Begins a run on `memory` and makes its first versions."""
+
+    def make(version: int) -> hilo.Learner:
+        learner = hilo.Learner(model, optimizer=hilo.AdamW(lr=1e-2), compressor=hilo.Spar(budget=700), log=memory)
+        for _ in range(version):
+            backward(model)
+            learner.step()
+        return learner
+
+    return make

@@ -36,12 +36,8 @@ def small_chunks(monkeypatch):
 
 
 @pytest.fixture
-def learner(model, memory, backward) -> hilo.Learner:
-    learner = hilo.Learner(model, optimizer=hilo.AdamW(lr=1e-2), compressor=hilo.Spar(budget=700), log=memory)
-    for _ in range(VERSIONS):
-        backward(model)
-        learner.step()
-    return learner
+def learner(learner_at) -> hilo.Learner:
+    return learner_at(VERSIONS)
 
 
 def machine_at(log: Log, version: int):
