@@ -287,10 +287,11 @@ def test_random_histories_find_a_broken_machine(broken):
     class Broken(History):
         new_replica = broken
 
+    # About one history in seventy meets what is broken, and Hypothesis draws other ones when other modules are
+    # imported: the limit is far above what chance can need, and it stops at the first find.
+    find = settings(max_examples=2000, stateful_step_count=40, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises((AssertionError, HiLoError, pytest.fail.Exception, ExceptionGroup)):
-        run_state_machine_as_test(
-            Broken, settings=settings(max_examples=60, stateful_step_count=40, phases=[Phase.generate])
-        )
+        run_state_machine_as_test(Broken, settings=find)
 
 
 History.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
