@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +36,8 @@ OPTIMIZERS = ("adamw", "lion", "muon", "sgdm")
 
 _RULES = {"adamw": adamw.RULE, "lion": lion.RULE, "sgdm": sgdm.RULE}
 _LEARNING_RATE = 1e-5
+_PAIRS = 4
+"""Replays with and without the sums per round: what they differ by is far below the noise of one pair."""
 
 _torch_adamw: Any = adamw_step
 _torch_sgd: Any = sgd_step
@@ -115,10 +118,11 @@ def _measure(
         "chain": lambda: next_digest(bytes(32), bytes(32), last_sums[0], plan, state, 100),
         "replay": step,
     }
-    # What is subtracted from the replay follows it at once.
+    bare: Callable[[], object] | None = None
     if name in _RULES:
-        bare = dataclasses.replace(_RULES[name], kernel=_without_sums(_RULES[name].kernel))
-        contenders["bare"] = lambda: replay(bare, plan, state, gradient, scalars)
+        rule = dataclasses.replace(_RULES[name], kernel=_without_sums(_RULES[name].kernel))
+        bare = partial(replay, rule, plan, state, gradient, scalars)
+        bare()
     else:
         contenders["sums"] = lambda: _sum_all(plan, state)
     layer = _repeated(plan)
@@ -133,10 +137,10 @@ def _measure(
     for turn in range(repeats):
         progress(f"round {turn + 1} of {repeats}")
         for key, contender in contenders.items():
-            begin = time.perf_counter()
-            contender()
             times = len(plan.blocks) / layer if key == "torch_muon" else 1
-            rounds[key].append(1e3 * times * (time.perf_counter() - begin))
+            rounds[key].append(times * _milliseconds(contender))
+        if bare is not None:
+            rounds.setdefault("sums", []).append(_difference(step, bare))
     return {
         "params": plan.size,
         **_figures(rounds),
@@ -161,11 +165,7 @@ def _figures(rounds: dict[str, list[float]]) -> dict[str, float | None]:
     def ratio(key: str, to: str) -> float | None:
         return median(a / b for a, b in zip(rounds[key], rounds[to], strict=True)) if to in rounds else None
 
-    if "bare" in rounds:
-        digests = zip(rounds["replay"], rounds["bare"], rounds["chain"], strict=True)
-        digest = [replayed - bare + chain for replayed, bare, chain in digests]
-    else:
-        digest = [sums + chain for sums, chain in zip(rounds["sums"], rounds["chain"], strict=True)]
+    digest = [sums + chain for sums, chain in zip(rounds["sums"], rounds["chain"], strict=True)]
     overheads = [part / whole for part, whole in zip(digest, rounds["replay"], strict=True)]
     return {
         "floor_ms": middle("floor"),
@@ -180,6 +180,22 @@ def _figures(rounds: dict[str, list[float]]) -> dict[str, float | None]:
         "speedup": ratio("replay_single", "replay") if "replay_single" in rounds else None,
         "floor_speedup": ratio("floor_single", "floor") if "floor_single" in rounds else None,
     }
+
+
+def _milliseconds(contender: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    contender()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def _difference(step: Callable[[], object], bare: Callable[[], object]) -> float:
+    """Milliseconds that `step` takes longer than `bare`: the median over pairs, each way round by turns."""
+    differences = []
+    for turn in range(_PAIRS):
+        first, second = (step, bare) if turn % 2 == 0 else (bare, step)
+        times = {first: _milliseconds(first), second: _milliseconds(second)}
+        differences.append(times[step] - times[bare])
+    return median(differences)
 
 
 def _noise(size: int, width: float) -> torch.Tensor:
