@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import subprocess
 import sys
 import zlib
 
@@ -68,15 +66,9 @@ def _missing_gpu():
 
 
 def _missing_net():
-    if shutil.which("ip") is None or shutil.which("unshare") is None:
-        return "the `ip` and `unshare` commands are not installed"
-    probe = subprocess.run(
-        ["unshare", "--net", "ip", "link", "add", "hilo0", "type", "veth", "peer", "name", "hilo1"],
-        capture_output=True,
-        timeout=10,
-        check=False,
-    )
-    return "" if probe.returncode == 0 else "this user may not create network namespaces and links"
+    from hilosync.bench.links import network_missing
+
+    return network_missing() or ""
 
 
 def _missing_nats():
