@@ -58,7 +58,12 @@ def forwarder_program() -> Path:
 
 
 class Forwarder:
-    """A running forwarder: a hub namespace, the sites' namespaces, and what carries packets between them."""
+    """A running forwarder: a hub namespace, the sites' namespaces, and what carries packets between them.
+
+    Attributes:
+        hub: what to put before a command to run it in the hub's namespace.
+        process_id: of the forwarder.
+    """
 
     def __init__(self) -> None:
         """Starts it.
@@ -71,6 +76,7 @@ class Forwarder:
         self._process = subprocess.Popen(
             [self._program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
+        self.process_id = self._process.pid
         try:
             self.hub = self.entering(self._answer())
         except BaseException:
@@ -79,7 +85,7 @@ class Forwarder:
 
     def entering(self, descriptor: int) -> list[str]:
         """What to put before a command to run it in the namespace of the forwarder's descriptor."""
-        return [self._program, "enter", f"/proc/{self._process.pid}/fd/{descriptor}"]
+        return [self._program, "enter", f"/proc/{self.process_id}/fd/{descriptor}"]
 
     def ask(self, line: str) -> int:
         """Has a line obeyed, and returns the number in the answer.

@@ -92,7 +92,14 @@ class Network:
     """Sites around a hub, from `with` to its end: then their processes are ended, and all of it is gone.
 
     It is gone as well when this process dies in any other way. Two networks have nothing in common.
+
+    Attributes:
+        congestion: how TCP senders of the sites answer loss.
+        sites: by name.
+        forwarder: the process that makes and carries it all.
     """
+
+    forwarder: Forwarder
 
     def __init__(self, congestion: str = "cubic") -> None:
         """Args: congestion: what TCP senders of the sites use, `cubic` as most machines do, or `bbr`, say."""
@@ -106,12 +113,12 @@ class Network:
         Raises:
             ConfigurationError: this machine or user cannot; `network_missing` says why.
         """
-        self._forwarder = Forwarder()
+        self.forwarder = Forwarder()
         try:
-            self._set_up(self._forwarder.hub, ["ip", "link", "set", "lo", "up"])
-            self._set_up(self._forwarder.hub, ["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
+            self._set_up(self.forwarder.hub, ["ip", "link", "set", "lo", "up"])
+            self._set_up(self.forwarder.hub, ["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
         except BaseException:
-            self._forwarder.close()
+            self.forwarder.close()
             raise
         return self
 
@@ -119,18 +126,18 @@ class Network:
         try:
             end_processes(self._processes)
         finally:
-            self._forwarder.close()
+            self.forwarder.close()
 
     def add(self, name: str, link: Link | None = None) -> Site:
         """A new site; without a link to speak of, it reaches the hub at once."""
         if name in self.sites:
             raise ConfigurationError(f"there is a site {name!r} already: give this one another name")
         number = len(self.sites)
-        entering = self._forwarder.entering(self._forwarder.ask("site"))
+        entering = self.forwarder.entering(self.forwarder.ask("site"))
         site = Site(self, name, number, entering, link or Link())
         ends = (
             (entering, "wan", site.address, site.gateway),
-            (self._forwarder.hub, site.device, site.gateway, site.address),
+            (self.forwarder.hub, site.device, site.gateway, site.address),
         )
         for where, device, own, other in ends:
             lines = [
@@ -147,10 +154,10 @@ class Network:
 
     def _shape(self, site: Site) -> None:
         link = site.link
-        for where, device in ((site.entering, "wan"), (self._forwarder.hub, site.device)):
+        for where, device in ((site.entering, "wan"), (self.forwarder.hub, site.device)):
             self._set_up(where, ["tc", "qdisc", "replace", "dev", device, "root", *link.queueing])
         delay, jitter = round(1000 * link.delay_ms), round(1000 * link.jitter_ms)
-        self._forwarder.ask(f"delay {site.number} {delay} {jitter} {int(link.reorder)}")
+        self.forwarder.ask(f"delay {site.number} {delay} {jitter} {int(link.reorder)}")
         self._filter()
 
     def _filter(self) -> None:
@@ -164,7 +171,7 @@ class Network:
                     lines.append(f"add rule ip links forward {direction} {site.device} drop")
                 elif site.link.loss:
                     lines.append(f"add rule ip links forward {direction} {site.device} {lost} drop")
-        self._set_up(self._forwarder.hub, ["nft", "-f", "-"], "\n".join(lines) + "\n")
+        self._set_up(self.forwarder.hub, ["nft", "-f", "-"], "\n".join(lines) + "\n")
 
     def _set_up(self, where: list[str], command: list[str], lines: str = "") -> None:
         ended = subprocess.run(
@@ -186,6 +193,7 @@ class Site:
         device: the hub's end of its link.
         entering: what to put before a command to run it here.
         link: what lies between it and the hub.
+        network: whose site it is.
         is_cut: whether nothing passes.
     """
 
@@ -198,7 +206,7 @@ class Site:
         self.entering = entering
         self.link = link
         self.is_cut = False
-        self._network = network
+        self.network = network
 
     def popen(self, arguments: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.Popen[Any]:
         """Starts a process here; it is ended with the network, if it has not ended before.
@@ -208,7 +216,7 @@ class Site:
             options: as for `subprocess.Popen`.
         """
         process = subprocess.Popen([*self.entering, *arguments], **options)
-        self._network._processes.append(process)
+        self.network._processes.append(process)
         return process
 
     def run(self, arguments: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.CompletedProcess[Any]:
@@ -218,17 +226,17 @@ class Site:
     def cut(self) -> None:
         """From now on nothing passes in either direction. Nobody is told: whoever sends hears nothing."""
         self.is_cut = True
-        self._network._filter()
+        self.network._filter()
 
     def mend(self) -> None:
         """Undoes `cut`."""
         self.is_cut = False
-        self._network._filter()
+        self.network._filter()
 
     def reshape(self, link: Link) -> None:
         """Replaces the link. What is on its way arrives as it would have; what is queued may be lost."""
         self.link = link
-        self._network._shape(self)
+        self.network._shape(self)
 
 
 @cache
