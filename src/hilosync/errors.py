@@ -12,7 +12,8 @@
     │   ├── BadTicket             a join ticket that is mistyped, or of another format
     │   └── ModelNotFound         no model at that path or hub id
     ├── LogError            (2)   the log could not do what was asked
-    │   ├── LogUnavailable        disk full, permission denied, nobody answers
+    │   ├── LogUnavailable        disk full, permission denied
+    │   │   └── LogUnreachable    nobody answers; the same call may succeed later
     │   ├── LogNotFound           there is no run at this address
     │   ├── Fenced                another learner has written this version
     │   └── Truncated             the record is older than the log's retention
@@ -49,6 +50,7 @@ __all__ = [
     "LogError",
     "LogNotFound",
     "LogUnavailable",
+    "LogUnreachable",
     "MalformedPayload",
     "MalformedRecord",
     "MalformedRollouts",
@@ -117,6 +119,10 @@ class LogError(HiLoError):
 
 class LogUnavailable(LogError):
     """The storage or service behind the log refused or did not answer."""
+
+
+class LogUnreachable(LogUnavailable):
+    """Nobody answers at the moment: a network or a service is down. The same call may succeed later."""
 
 
 class LogNotFound(LogError):

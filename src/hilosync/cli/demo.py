@@ -95,7 +95,14 @@ def _workers(folder: Path, address: str, count: int, options: RunOptions) -> Ite
         for number in range(1, count + 1):
             name = f"worker-{number}"
             arguments = ["work", address, "--name", name, "--threads", "1"]
-            arguments += ["--patience", str(options.limits.patience), "--checkpoint", str(folder / CHECKPOINTS)]
+            arguments += [
+                "--patience",
+                str(options.limits.patience),
+                "--outage",
+                str(options.outage),
+                "--checkpoint",
+                str(folder / CHECKPOINTS),
+            ]
             with (folder / f"{name}.log").open("wb") as output:
                 processes.append(
                     subprocess.Popen(

@@ -13,7 +13,7 @@ from hilosync.optim import Optimizer, get_optimizer
 from hilosync.rl.recipe import Recipe
 from hilosync.runtime import PACES, Limits
 
-__all__ = ["RunOptions", "default_learning_rate", "run_options"]
+__all__ = ["OUTAGE_OPTION", "RunOptions", "default_learning_rate", "run_options"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class RunOptions:
         problems: held-out problems of an evaluation.
         max_grad_norm: clips the gradient; None to leave it.
         limits: how long learner and workers wait for each other.
+        outage: seconds for which the log may be out of reach.
         threads: of the learner's process.
         capture: folder for the gradients of every step, or None.
         anchor_interval: versions between two snapshots; None to write none.
@@ -53,6 +54,7 @@ class RunOptions:
     problems: int
     max_grad_norm: float | None
     limits: Limits
+    outage: float
     threads: int
     capture: str | None
     anchor_interval: int | None
@@ -79,6 +81,14 @@ class RunOptions:
 
 _DEFAULT_LEARNING_RATES = {"adamw": 2e-3, "lion": 3e-4, "sgdm": 0.3, "muon": 1e-2}
 """Of the tiny task, by optimizer."""
+
+OUTAGE_OPTION = click.option(
+    "--outage",
+    default=300.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds for which the log may be out of reach: the process waits, and goes on by itself.",
+)
 
 _SHARED = [
     click.option("--versions", default=48, show_default=True, type=click.IntRange(1), help="Policy versions to make."),
@@ -137,6 +147,7 @@ _SHARED = [
         help="Threads of the learner; a run repeats bit for bit only with the same number.",
     ),
     click.option("--patience", default=60.0, show_default=True, help="Seconds without a worker before giving up."),
+    OUTAGE_OPTION,
     click.option("--anchor-interval", type=click.IntRange(1), help="Write a snapshot every so many versions."),
     click.option(
         "--keep-recent",

@@ -21,7 +21,7 @@ from hilosync.runtime.disk import FileDisk
 
 __all__ = ["checkpoint_folder", "options_to_json", "resumed_options"]
 
-_OF_THE_PROCESS = ("capture", "limits", "sign", "threads", "track")
+_OF_THE_PROCESS = ("capture", "limits", "outage", "sign", "threads", "track")
 """Options that say how a process works, not what the run is: they are given anew."""
 
 

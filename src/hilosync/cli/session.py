@@ -18,7 +18,7 @@ from hilosync.cli.keys import read_key
 from hilosync.cli.options import RunOptions
 from hilosync.cli.resume import options_to_json
 from hilosync.errors import PeerSilent, Truncated, WireError
-from hilosync.log import Log
+from hilosync.log import Log, Patience
 from hilosync.optim import schedules
 from hilosync.plan import bind
 from hilosync.rl.evaluation import Evaluation
@@ -106,6 +106,8 @@ class Session:
             RunMismatch: the run that is to go on has another configuration.
         """
         self.options = options
+        patience = Patience(options.outage)
+        log = patience.wrap(log)
         torch.set_num_threads(options.threads)
         optimizer = options.make_optimizer()
         compressor = options.make_compressor()
@@ -144,7 +146,7 @@ class Session:
                 **conduct,
             )
         self._begun_at = self.learner.version
-        self._dispatcher = Dispatcher(log.mailbox, options.recipe.pace, options.limits)
+        self._dispatcher = Dispatcher(log.mailbox, options.recipe.pace, options.limits, patience.clock)
 
     def run(self, show: Callable[[Progress, Roll], None], watch: Callable[[Roll], None]) -> Summary:
         """Makes all versions and waits until every living worker holds the last one.

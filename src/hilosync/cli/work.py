@@ -8,11 +8,14 @@ from pathlib import Path
 
 import click
 
+from hilosync.cli.options import OUTAGE_OPTION
+from hilosync.log import Patience
 from hilosync.metrics import open_tracker
 from hilosync.rl.recipe import Recipe
 from hilosync.rl.serving import answer_with
 from hilosync.runtime import Limits, Notice, Replica, Worker
 from hilosync.runtime.anchors import SnapshotWriter
+from hilosync.runtime.joining import open_run
 
 __all__ = ["command"]
 
@@ -22,6 +25,7 @@ __all__ = ["command"]
 @click.option("--name", help="Name of this worker; by default one made of the process id.")
 @click.option("--wait", default=300.0, show_default=True, help="Seconds to wait for the run to begin.")
 @click.option("--patience", default=60.0, show_default=True, help="Seconds of silence after which the learner is gone.")
+@OUTAGE_OPTION
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads to compute with.")
 @click.option("--snapshots", type=click.IntRange(1), help="Write a snapshot every so many versions, beside the work.")
 @click.option("--checkpoint", type=click.Path(file_okay=False), help="Folder for this worker's state, by its name.")
@@ -32,6 +36,7 @@ def command(
     name: str | None,
     wait: float,
     patience: float,
+    outage: float,
     threads: int,
     snapshots: int | None,
     checkpoint: str | None,
@@ -48,14 +53,16 @@ def command(
     torch.set_num_threads(threads)
     name = name or f"worker-{os.getpid()}"
     kept = None if checkpoint is None else Path(checkpoint) / name
-    replica = Replica.join(run, wait=wait, checkpoint=kept)
+    log, _ = open_run(run, wait)
+    reach = Patience(outage)
+    replica = Replica.join(reach.wrap(log), checkpoint=kept)
     if snapshots is not None:
         replica.snapshots = SnapshotWriter(replica.log, replica.run, snapshots)
     recipe = Recipe.from_json(replica.run.genesis.task)
     if device is not None:
         recipe = msgspec.structs.replace(recipe, device=device)
     engine = recipe.engine()
-    worker = Worker(replica, name, answer_with(engine, name), Limits(patience=patience))
+    worker = Worker(replica, name, answer_with(engine, name), Limits(patience=patience), reach.clock)
     click.echo(f"{name}: process {os.getpid()} serves {replica.log.url}", err=True)
 
     counted = {"sync/digest_checks": 0, "sync/digest_mismatch": 0}

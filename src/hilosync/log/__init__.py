@@ -3,6 +3,7 @@
 from hilosync.log.address import open_log, open_objects, parse_address
 from hilosync.log.base import BlobStore, Delivery, Log, Mailbox, Order, SnapshotIndex, StepLog
 from hilosync.log.faulty import Faults
+from hilosync.log.patient import Patience
 from hilosync.log.polling import Polling
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Log",
     "Mailbox",
     "Order",
+    "Patience",
     "Polling",
     "SnapshotIndex",
     "StepLog",

@@ -159,8 +159,8 @@ class Mailbox(Protocol):
     Nothing is delivered that was not fully written. An order whose worker died stays claimed: the
     learner offers the next attempt. Names of workers and senders are 1 to 64 letters, digits,
     ``.``, ``_`` and ``-``; others raise `ConfigurationError`. Every call may raise `LogUnavailable`,
-    and every call but `take` may then simply be repeated; a `take` that failed may have claimed an
-    order that its worker does not know of.
+    and may then simply be repeated. A `take` that failed may have claimed an order: the same mailbox
+    object hands it out to the same worker the next time.
     """
 
     def offer(self, orders: Sequence[Order]) -> None:

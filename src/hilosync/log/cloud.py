@@ -54,6 +54,13 @@ _IMMUTABLE = re.compile(r"(steps|snapshots)/\d+|blobs/.+")
 _KEEP = "public, max-age=31536000, immutable"
 _ASK = "no-cache"
 
+_STATUS = re.compile(r"status code: (\d{3})")
+_NO_CONNECTION = re.compile("error sending request|connect|dns", re.IGNORECASE)
+_TIMED_OUT = "timed out"
+
+_PASSING = ("408", "429", "500", "502", "503", "504")
+"""Answers after which the same request may succeed."""
+
 _PROBE = "staging/create-only"
 """An object that is created twice, to see that the second time is refused."""
 
@@ -133,7 +140,7 @@ class CloudObjects(Objects):
     def reason(self, error: BaseException) -> str:
         """See `Objects.reason`. The service's own text may name keys and hosts, so only its code is repeated."""
         text = str(error)
-        status = re.search(r"status code: (\d{3})", text)
+        status = _STATUS.search(text)
         code = re.search(r"<Code>(\w{1,64})</Code>", text)
         if "169.254." in text:
             return f"no credentials: set {_CREDENTIALS[self.url[:2]]}"
@@ -147,11 +154,19 @@ class CloudObjects(Objects):
             return _ADVICE["AccessDenied"]
         if isinstance(error, NotSupportedError):
             return _ADVICE["NotImplemented"]
-        if "timed out" in text:
+        if _TIMED_OUT in text:
             return f"no answer within {_SILENCE:.0f} s: check the network and the endpoint"
-        if re.search("error sending request|connect|dns", text, re.IGNORECASE):
+        if _NO_CONNECTION.search(text):
             return "the service cannot be reached: check the network and the endpoint"
         return f"{type(error).__name__} of the storage client; check the service and the environment variables"
+
+    def passes(self, error: BaseException) -> bool:
+        """See `Objects.passes`."""
+        text = str(error)
+        status = _STATUS.search(text)
+        if status is not None:
+            return status[1] in _PASSING
+        return "169.254." not in text and (_TIMED_OUT in text or _NO_CONNECTION.search(text) is not None)
 
 
 def cloud_objects(scheme: str, path: str, create: bool) -> CloudObjects:

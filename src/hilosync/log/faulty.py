@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from hilosync.errors import LogUnavailable
+from hilosync.errors import LogUnreachable
 from hilosync.log.base import BlobStore, Delivery, Log, Mailbox, Order, SnapshotIndex, StepLog
 
 __all__ = ["Faults"]
@@ -24,7 +24,7 @@ class Faults:
     """Which faults befall a call, and how often; `wrap` puts them between a log and its user.
 
     A write can fail before it happens, happen with its acknowledgement lost, or happen twice.
-    A read, a `take` or a `collect` can fail before it happens. A fault raises `LogUnavailable`.
+    A read, a `take` or a `collect` can fail before it happens. A fault raises `LogUnreachable`.
 
     Attributes:
         seed: determines every fault, given the same calls in the same order.
@@ -60,7 +60,7 @@ class Faults:
         if self.delay is not None:
             self.delay(operation)
         if self._strikes("failed before", self.fail_before):
-            raise LogUnavailable(f"injected: {operation} did not reach the log; try again")
+            raise LogUnreachable(f"injected: {operation} did not reach the log; try again")
         return call()
 
     def write(self, operation: str, call: Callable[[], Answer]) -> Answer:
@@ -69,7 +69,7 @@ class Faults:
         if self._strikes("duplicated", self.duplicate):
             answer = call()
         if self._strikes("lost acknowledgement", self.lose_acknowledgement):
-            raise LogUnavailable(f"injected: the acknowledgement of {operation} was lost; try again")
+            raise LogUnreachable(f"injected: the acknowledgement of {operation} was lost; try again")
         return answer
 
     def _strikes(self, fault: str, probability: float) -> bool:

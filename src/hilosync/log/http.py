@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
-from hilosync.errors import ConfigurationError, LogUnavailable, Truncated
+from hilosync.errors import ConfigurationError, LogUnavailable, LogUnreachable, Truncated
 from hilosync.log.objects import LARGEST_OBJECT, Objects
 from hilosync.log.polling import Polling
 from hilosync.log.snapshots import INDEX, versions_in
@@ -119,7 +119,7 @@ class HttpObjects(Objects):
                 return request()
             except httpx2.TransportError as error:
                 if attempt == _ATTEMPTS - 1 or time.monotonic() > deadline:
-                    raise LogUnavailable(f"{self.url}: cannot read {path}: {_reason(error)}") from error
+                    raise LogUnreachable(f"{self.url}: cannot read {path}: {_reason(error)}") from error
             except httpx2.HTTPError as error:
                 raise LogUnavailable(f"{self.url}: cannot read {path}: {_reason(error)}") from error
             time.sleep(2**attempt * random.uniform(0.1, 0.2))

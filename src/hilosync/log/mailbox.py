@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Sequence
 
-from hilosync.errors import ConfigurationError
+from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log.base import Delivery, Order
 from hilosync.log.named import NamedObjects
 from hilosync.log.polling import Polling
@@ -27,6 +27,8 @@ class ObjectMailbox:
         self._objects = objects
         self._polling = polling
         self._collected: set[Order] = set()
+        self._unsure: dict[str, bytes] = {}
+        """Marks under which a worker may have claimed an order without having learnt of it."""
 
     def offer(self, orders: Sequence[Order]) -> None:
         """See `Mailbox.offer`."""
@@ -38,8 +40,13 @@ class ObjectMailbox:
         _check_name("worker", worker)
         # Unlike for every other claim, also of this worker's earlier life: a create that was retried
         # below us reports "already there", and the mark tells that it was ours.
-        mark = f"{worker}\n{secrets.token_hex(8)}".encode()
-        return self._polling.until(lambda: self._claim(mark), wait)
+        unsure = self._unsure.pop(worker, None)
+        mark = unsure or f"{worker}\n{secrets.token_hex(8)}".encode()
+        try:
+            return self._polling.until(lambda: self._claim(mark, unsure is not None), wait)
+        except LogUnavailable:
+            self._unsure[worker] = mark
+            raise
 
     def deliver(self, delivery: Delivery) -> None:
         """See `Mailbox.deliver`."""
@@ -80,7 +87,7 @@ class ObjectMailbox:
         found = {sender: self._objects.get(f"notices/{sender}") for sender in self._objects.names("notices")}
         return {sender: content for sender, content in sorted(found.items()) if content is not None}
 
-    def _claim(self, mark: bytes) -> Order | None:
+    def _claim(self, mark: bytes, unsure: bool) -> Order | None:
         offered = self._orders_in("orders")
         if not offered:
             return None
@@ -88,7 +95,9 @@ class ObjectMailbox:
         claimed = set(self._orders_in("claims"))
         for order in newest.values():
             claim = f"claims/{_name(order)}"
-            if order in claimed or not (self._objects.create(claim, mark) or self._objects.get(claim) == mark):
+            if order in claimed and not unsure:
+                continue
+            if not (self._objects.create(claim, mark) or self._objects.get(claim) == mark):
                 continue
             # Since the listing the learner may have forgotten the order and then the claim that
             # another worker held. Orders go first, so one that is still there was nobody's.
@@ -108,7 +117,8 @@ class ObjectMailbox:
             worker, separator, answer = content.partition(b"\n")
             if separator:
                 found.append(Delivery(worker.decode(errors="replace"), order, answer))
-                self._collected.add(order)
+        # Only now: had a call failed on the way, nobody would have been handed what was found before it.
+        self._collected.update(delivery.order for delivery in found)
         return found
 
     def _orders_in(self, folder: str) -> list[Order]:

@@ -18,7 +18,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
-from hilosync.errors import ConfigurationError, LogNotFound, LogUnavailable
+from hilosync.errors import ConfigurationError, LogNotFound, LogUnavailable, LogUnreachable
 from hilosync.log.polling import Polling
 
 __all__ = ["LARGEST_OBJECT", "FileObjects", "Objects", "file_objects", "file_root", "memory_objects", "sync"]
@@ -125,11 +125,15 @@ class Objects:
         return polling.until(lambda: self.get(path), wait)
 
     def _explained(self, doing: str) -> AbstractContextManager[None]:
-        return _explained(self.url, doing, self.reason)
+        return _explained(self.url, doing, self.reason, self.passes)
 
     def reason(self, error: BaseException) -> str:
         """Why the storage refused, in one line, and what helps."""
         return _reason_of_system(error)
+
+    def passes(self, error: BaseException) -> bool:
+        """Whether the same call may succeed later, as after a cut of the network."""
+        return False
 
 
 class FileObjects(Objects):
@@ -249,12 +253,18 @@ def file_objects(path: str, create: bool) -> Objects:
 
 
 @contextmanager
-def _explained(url: str, doing: str, reason: Callable[[BaseException], str]) -> Iterator[None]:
+def _explained(
+    url: str,
+    doing: str,
+    reason: Callable[[BaseException], str],
+    passes: Callable[[BaseException], bool] = lambda error: False,
+) -> Iterator[None]:
     """Turns the storage's errors into one line that says what could not be done, why and what helps."""
     try:
         yield
     except (BaseError, OSError) as error:
-        raise LogUnavailable(f"{url}: cannot {doing}: {reason(error)}") from error
+        kind = LogUnreachable if passes(error) else LogUnavailable
+        raise kind(f"{url}: cannot {doing}: {reason(error)}") from error
 
 
 def sync(path: Path) -> None:

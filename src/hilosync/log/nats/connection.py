@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hilosync.errors import ConfigurationError, LogUnavailable
+from hilosync.errors import ConfigurationError, LogUnavailable, LogUnreachable
 from hilosync.log.nats.address import NatsAddress
 
 __all__ = ["Answer", "Connection"]
@@ -28,6 +29,12 @@ _CONNECT_LIMIT, _CLOSE_LIMIT = 10.0, 1.0
 _PING_EVERY, _PINGS_UNANSWERED = 20, 3  # on a slow link the answer to a ping queues behind megabytes
 _PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _PENDING = 64 << 20
+_SOCKET_OPTIONS = (
+    ("TCP_USER_TIMEOUT", 20_000),  # ms without an acknowledgement
+    ("TCP_KEEPIDLE", 10),  # s without a word, after which one is asked for
+    ("TCP_KEEPINTVL", 5),
+    ("TCP_KEEPCNT", 3),
+)
 
 Result = TypeVar("Result")
 
@@ -63,7 +70,8 @@ class Connection:
 
     Raises:
         ConfigurationError: nats-py is not installed, or the address names a file that is not there.
-        LogUnavailable: no server answers, or it refuses the credentials.
+        LogUnreachable: no server answers.
+        LogUnavailable: it refuses the credentials.
     """
 
     def __init__(self, address: NatsAddress):
@@ -72,7 +80,7 @@ class Connection:
         self._finalizer = weakref.finalize(self, self._link.shut)
         client = self._link.run(self._link.connected(), _CONNECT_LIMIT + 5.0)
         if isinstance(client, _Failure):
-            raise LogUnavailable(
+            raise LogUnreachable(
                 f"{address.url}: cannot connect: {client.reason}; start the server, or check the address"
             )
 
@@ -101,7 +109,8 @@ class Connection:
             gone: asked when nobody listens to the subject: True if waiting is pointless.
 
         Raises:
-            LogUnavailable: no answer within the address's `timeout`, or the server refuses.
+            LogUnreachable: no answer within the address's `timeout`.
+            LogUnavailable: the server refuses, or has no such stream.
         """
         limit = self.address.timeout
         deadline, pause = time.monotonic() + limit, _PAUSE
@@ -112,14 +121,16 @@ class Connection:
             if isinstance(answer, Answer):
                 return answer
             if answer.unanswered and gone is not None and gone():
-                raise self._failed(doing, f"{answer.reason}; the stream has been removed: begin a new run")
+                raise LogUnavailable(
+                    f"{self.address.url}: cannot {doing}: {answer.reason}; the stream has been removed: begin a new run"
+                )
             if time.monotonic() + pause >= deadline:
-                raise self._failed(doing, f"{answer.reason} within {limit:g} s; check the server and the network")
+                raise LogUnreachable(
+                    f"{self.address.url}: cannot {doing}: {answer.reason} within {limit:g} s; check the server and the "
+                    "network"
+                )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _failed(self, doing: str, why: str) -> LogUnavailable:
-        return LogUnavailable(f"{self.address.url}: cannot {doing}: {why}")
 
 
 class _Link:
@@ -245,6 +256,7 @@ class _Link:
                     raise
                 reasons.append(_reason(errors[0] if errors else error))
                 continue
+            _notice_silence(client)
             # What the server says of JetStream has no public name in the library.
             self._client, self._ended, self.server = client, ended, dict(client._server_info)
             return client
@@ -289,6 +301,21 @@ async def _closed(client: Any) -> None:
     # After a failed TLS handshake the library would wait without an end.
     with suppress(Exception):
         await asyncio.wait_for(client.close(), _CLOSE_LIMIT)
+
+
+def _notice_silence(client: Any) -> None:
+    """Ends a connection over which nothing is acknowledged for a while, as after a cut of the network.
+
+    Otherwise TCP asks ever more rarely, and would take as long again to notice that the network is back. The
+    library gives its socket no public name.
+    """
+    writer = getattr(getattr(client, "_transport", None), "_bare_io_writer", None)
+    found = None if writer is None else writer.get_extra_info("socket")
+    if found is not None:
+        for name, value in _SOCKET_OPTIONS:
+            if hasattr(socket, name):
+                found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _client_class() -> Any:
