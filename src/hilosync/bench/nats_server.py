@@ -15,12 +15,12 @@ from pathlib import Path
 
 from hilosync.errors import ConfigurationError, PeerSilent
 
-__all__ = ["find_nats_server", "free_port", "nats_server", "started_server"]
+__all__ = ["find_nats_server", "free_port", "nats_server", "server_configuration", "started_server"]
 
 _SECONDS_TO_START = 20.0
 
 _CONFIGURATION = """\
-listen: "127.0.0.1:{port}"
+listen: "{address}:{port}"
 max_payload: 8MB
 write_deadline: "60s"
 jetstream {{ store_dir: "{folder}", sync_interval: always }}
@@ -31,6 +31,11 @@ def find_nats_server() -> str | None:
     """The `nats-server` program: what HILO_NATS_SERVER names, beside this Python, or on the path; or None."""
     beside = str(Path(sys.executable).parent)
     return os.environ.get("HILO_NATS_SERVER") or shutil.which("nats-server", path=beside) or shutil.which("nats-server")
+
+
+def server_configuration(address: str, port: int, folder: Path) -> str:
+    """A configuration that loses nothing: where to listen, and where the data go."""
+    return _CONFIGURATION.format(address=address, port=port, folder=folder)
 
 
 @contextmanager
@@ -53,7 +58,7 @@ def nats_server() -> Iterator[str]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="hilo-nats-") as folder:
         configuration = Path(folder) / "nats.conf"
-        configuration.write_text(_CONFIGURATION.format(port=port, folder=folder), "utf-8")
+        configuration.write_text(server_configuration("127.0.0.1", port, Path(folder)), "utf-8")
         with started_server([program, "-c", str(configuration)], port, Path(folder) / "output"):
             yield f"nats://127.0.0.1:{port}"
 

@@ -1,6 +1,7 @@
 """A throw-away S3 service on this machine, for the demo, the tests and measurements: moto's server.
 
-It keeps everything in memory. Run it as a process of its own: `with s3_server() as environment: ...`.
+It keeps everything in memory. Run it as a process of its own: `with s3_server() as environment: ...`, or
+`python -m hilosync.bench.s3_server ADDRESS BUCKET`, which prints its port.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from hilosync.errors import ConfigurationError, PeerSilent
 
-__all__ = ["make_bucket", "s3_server"]
+__all__ = ["make_bucket", "s3_environment", "s3_server"]
 
 _SECONDS_TO_START = 60.0
 
@@ -42,12 +43,10 @@ def s3_server(bucket: str = "hilo") -> Iterator[dict[str, str]]:
         ConfigurationError: moto is not installed.
         PeerSilent: it did not start in time.
     """
-    arguments = [sys.executable, "-m", "hilosync.bench.s3_server"]
+    arguments = [sys.executable, "-m", "hilosync.bench.s3_server", "127.0.0.1", bucket]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     try:
-        endpoint = f"http://127.0.0.1:{_port_of(process)}"
-        make_bucket(endpoint, bucket)
-        yield _environment(endpoint)
+        yield s3_environment(f"http://127.0.0.1:{_port_of(process)}")
     finally:
         process.kill()
         process.wait()
@@ -63,7 +62,8 @@ def make_bucket(endpoint: str, bucket: str) -> None:
         urllib.request.urlopen(request, timeout=_SECONDS_TO_START).close()
 
 
-def _environment(endpoint: str) -> dict[str, str]:
+def s3_environment(endpoint: str) -> dict[str, str]:
+    """The environment variables with which `s3:` addresses lead to such a service."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ALLOW_HTTP": "true",
@@ -107,7 +107,7 @@ class _OneAtATime:
             return list(self._application(environment, start_response))
 
 
-def _serve() -> None:
+def _serve(address: str, bucket: str) -> None:
     try:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
@@ -115,12 +115,17 @@ def _serve() -> None:
         sys.exit(ConfigurationError.exit_code)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     application = _OneAtATime(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, application, threaded=True)
-    sys.stdout.write(f"{server.server_port}\n")
-    sys.stdout.flush()
+    server = make_server(address, 0, application, threaded=True)
     # The server ends with whoever started it, even if that was killed.
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_make_and_tell, args=(f"http://{address}:{server.server_port}", bucket)).start()
     server.serve_forever()
+
+
+def _make_and_tell(endpoint: str, bucket: str) -> None:
+    make_bucket(endpoint, bucket)
+    sys.stdout.write(f"{endpoint.rpartition(':')[2]}\n")
+    sys.stdout.flush()
 
 
 def _end_with(parent: int) -> None:
@@ -130,4 +135,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(*sys.argv[1:])

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["codec", "command", "learning", "recovery", "replay"]
+__all__ = ["codec", "command", "learning", "network", "recovery", "replay"]
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -213,3 +213,64 @@ def recovery(versions: int, problems: int, out: Path, as_json: bool) -> None:
     result = run_recovery(out, versions, problems, progress=_progress)
     rows = [[key, f"{value:,.3f}" if isinstance(value, float) else str(value)] for key, value in result.items()]
     _finish(result, as_json, _table("recovery", ["figure", "value"], rows))
+
+
+@command.command("network")
+@click.option("--tree", is_flag=True, help="Instead: one adapter and one snapshot through a tree of relays.")
+@click.option("--logs", help="Kinds of logs, separated by commas; by default file,nats,s3,relay.")
+@click.option("--networks", help="Separated by commas; by default loopback,link,lossy.")
+@click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Processes that read.")
+@click.option("--records", default=40, show_default=True, type=click.IntRange(1), help="Records of each series.")
+@click.option("--adapters", default=2, show_default=True, type=click.IntRange(1), help="Adapters of each series.")
+@click.option("--pause", default=2.0, show_default=True, type=click.FloatRange(0), help="Seconds between them.")
+@click.option("--partition", default=20.0, show_default=True, type=click.FloatRange(0), help="Seconds without a link.")
+@click.option("--snapshot-mb", default=84.0, show_default=True, type=click.FloatRange(0), help="Of --tree, 0 for none.")
+@click.option("--mbit", default=62.5, show_default=True, help="Rate of a link, Mbit/s.")
+@click.option("--delay-ms", default=40.0, show_default=True, help="One way.")
+@click.option("--jitter-ms", default=10.0, show_default=True, help="Of the lossy link, around the delay.")
+@click.option("--loss", default=0.01, show_default=True, help="Share of packets, of the lossy link.")
+@click.option("--model", default="qwen3-1.7b", show_default=True, help="Whose shapes.")
+@click.option("--rank", default=64, show_default=True, type=click.IntRange(1), help="LoRA rank.")
+@click.option("--budget", default="1.6%", show_default=True, help="Of a record.")
+@click.option("--out", default="runs/network.png", show_default=True, type=click.Path(path_type=Path), help="Picture.")
+@_JSON
+def network(
+    tree: bool,
+    logs: str | None,
+    networks: str | None,
+    workers: int,
+    records: int,
+    adapters: int,
+    pause: float,
+    partition: float,
+    snapshot_mb: float,
+    mbit: float,
+    delay_ms: float,
+    jitter_ms: float,
+    loss: float,
+    model: str,
+    rank: int,
+    budget: str,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Time records and whole adapters from a learner to workers, over each kind of log and each network.
+
+    Learner, workers and servers are processes on this machine. Shaped links need root on Linux; without them the
+    loopback is measured, and the rest is named. A record that is lost, repeated, out of order or changed ends the
+    command with code 1.
+    """
+    from hilosync.bench.links import Link
+    from hilosync.bench.network import model_sizes
+    from hilosync.cli.network import measure_network, measure_tree
+
+    sizes, link = model_sizes(model, rank, budget), Link(mbit, delay_ms, jitter_ms, loss)
+    if tree:
+        result, table = measure_tree(sizes, link, workers, round(1e6 * snapshot_mb), out)
+    else:
+        result, table = measure_network(
+            sizes, link, _names(logs), _names(networks), workers, records, adapters, pause, partition, out
+        )
+    _finish(result | {"picture": str(out)}, as_json, _table(*table))
+    if not result["nothing_lost"]:
+        raise SystemExit(1)

@@ -9,7 +9,7 @@ from typing import Any
 from hilosync.cli.session import Summary
 from hilosync.errors import ConfigurationError
 
-__all__ = ["draw_codec", "draw_learning", "draw_ways"]
+__all__ = ["draw_codec", "draw_learning", "draw_network", "draw_tree", "draw_ways"]
 
 
 def draw_learning(summaries: list[Summary], path: Path) -> None:
@@ -93,6 +93,58 @@ def draw_codec(rows: Sequence[dict[str, Any]], path: Path) -> None:
     panels[0][0].set(ylabel="residual energy ‖G′ − Ĝ‖² ⁄ ‖G′‖²")
     panels[0][0].legend(fontsize=8)
     figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def draw_network(result: dict[str, Any], path: Path) -> None:
+    """Writes `path` (png): seconds of a record and of an adapter by kind of log, one panel per network.
+
+    Args:
+        result: as `hilosync.bench.network.run_network` gives it.
+        path: the file to write; its folder is made.
+    """
+    pyplot = _pyplot()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    networks = list(dict.fromkeys(row["network"] for row in result["rows"]))
+    figure, panels = pyplot.subplots(
+        1, len(networks), figsize=(4.4 * len(networks), 3.8), layout="constrained", sharey=True, squeeze=False
+    )
+    for axes, network in zip(panels[0], networks, strict=True):
+        rows = [row for row in result["rows"] if row["network"] == network]
+        for shift, what, colour in ((-0.2, "record", "#1f6feb"), (0.2, "adapter", "#d29922")):
+            places = [number + shift for number in range(len(rows))]
+            label = f"{what}, {result[f'{what}_bytes'] / 1e6:.1f} MB"
+            bars = axes.bar(places, [row[f"{what}_s_median"] for row in rows], 0.38, color=colour, label=label)
+            axes.bar_label(bars, fmt="%.3g", fontsize=8)
+        axes.set(yscale="log", title=network, xticks=range(len(rows)), xticklabels=[row["log"] for row in rows])
+        axes.grid(alpha=0.3, axis="y")
+        axes.margins(y=0.15)
+    panels[0][0].set(ylabel=f"seconds until all {result['workers']} workers have it")
+    panels[0][0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def draw_tree(result: dict[str, Any], path: Path) -> None:
+    """Writes `path` (png): seconds of an adapter and of a snapshot by the way that they take.
+
+    Args:
+        result: as `hilosync.bench.tree.run_tree` gives it.
+        path: the file to write; its folder is made.
+    """
+    pyplot = _pyplot()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shared = [what for what in ("adapter", "snapshot") if result["rows"][0][f"{what}_s"] is not None]
+    figure, panels = pyplot.subplots(
+        1, len(shared), figsize=(4.4 * len(shared), 2.6), layout="constrained", squeeze=False
+    )
+    for axes, what in zip(panels[0], shared, strict=True):
+        rows = result["rows"][::-1]
+        bars = axes.barh([row["way"] for row in rows], [row[f"{what}_s"] for row in rows], color="#1f6feb")
+        axes.bar_label(bars, fmt="%.1f s", fontsize=8)
+        axes.set(title=f"{what}, {result[f'{what}_bytes'] / 1e6:.1f} MB", xlabel="seconds until the last worker has it")
+        axes.margins(x=0.15)
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
