@@ -1,124 +1,27 @@
-"""Entropy coding of small integers with a range coder and integer probability tables.
+"""Entropy coding of small integers with a range coder and integer probability tables (`tables`).
 
-A table is the distribution of a rounded zero-mean variable of scale s = 2^(t/4), t its class. All
-tables are made with integers (and `Decimal.exp`, which is correctly rounded), so encoder and
-decoders on unlike machines hold the same frequencies to the last bit. `constriction` is handed
-weights that already sum to what it distributes, so its own normalization multiplies by exactly 1.
+`constriction` is handed weights that already sum to what it distributes, so its own normalization
+multiplies by exactly 1, and its probabilities are the tables' integers.
 
-Magnitudes beyond a table are escaped: the table's last symbol, then the value in 25 raw bits.
+Integers that are coded one by one and are beyond a table: the table's last symbol, then the value in
+25 raw bits.
 """
 
 from __future__ import annotations
 
-from decimal import Context, Decimal
 from functools import cache
-from math import isqrt
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from hilosync.compress.passes import from_symbols, to_symbols
+from hilosync.compress.symbols import escaped_places, group, symbol_counts, ungroup
+from hilosync.compress.tables import PRECISION, Shape, frequencies, grouping, joint_frequencies, reach
 from hilosync.errors import MalformedPayload
 
-__all__ = ["CLASSES", "LARGEST_INTEGER", "Shape", "SymbolReader", "SymbolWriter", "frequencies", "reach", "rounding"]
-
-Shape = Literal["gauss", "laplace", "basis"]
-"""Distribution and rounding: coefficients are rounded with a dead zone, bases to nearest."""
-
-CLASSES = range(-16, 41)
-"""Classes of scale: 2^−4 to 2^10 in quarter octaves."""
+__all__ = ["LARGEST_INTEGER", "SymbolReader", "SymbolWriter"]
 
 LARGEST_INTEGER = (1 << 24) - 1
 """Largest magnitude that can be coded: the largest for which every integer is an fp32 value."""
-
-_PRECISION = 24
-_ESCAPE_WEIGHT = 1 << 10
-_FRACTION_BITS = 96
-_WIDEST = 4096
-_RARE_BELOW = 0
-
-
-def rounding(shape: Shape, class_: int) -> tuple[int, int]:
-    """Offset of the rounding as a fraction: |x| becomes ⌊|x| + offset⌋.
-
-    Below a half is a dead zone: a smaller integer costs fewer bits, the more so the rarer the larger
-    one is, that is for coefficients of small scale.
-    """
-    if shape == "basis":
-        return 1, 2
-    return (7, 20) if class_ < _RARE_BELOW else (8, 20)
-
-
-@cache
-def reach(class_: int) -> int:
-    """Largest magnitude with a symbol of its own in the tables of a class."""
-    return min(int(10 * 2.0 ** (class_ / 4)) + 6, _WIDEST)
-
-
-@cache
-def frequencies(shape: Shape, class_: int) -> np.ndarray:
-    """Integer frequencies of −M … M and of the escape, int64, shape (2M + 2,), sum 2^24, all positive."""
-    M = reach(class_)
-    count = 2 * M + 2
-    tail = _laplace_tail(class_, M) if shape == "laplace" else _gauss_tail(shape, class_, M)
-    free = (1 << _PRECISION) - count - _ESCAPE_WEIGHT
-    positive = np.array([free * mass >> _FRACTION_BITS for mass in tail], dtype=np.int64)
-    zero = free - 2 * int(positive.sum())
-    return np.concatenate([positive[::-1], [zero], positive, [_ESCAPE_WEIGHT]]) + 1
-
-
-def _exp(numerator: int, denominator: int) -> int:
-    """exp(−numerator/denominator) as a fixed-point integer."""
-    context = Context(prec=60)
-    exponent = context.divide(Decimal(-numerator), Decimal(denominator))
-    return int(context.multiply(context.exp(exponent), Decimal(1 << _FRACTION_BITS)))
-
-
-def _squared_scale(class_: int) -> int:
-    """s² = 2^(t/2) as a fixed-point integer."""
-    return isqrt(1 << 2 * _FRACTION_BITS + class_)
-
-
-def _laplace_tail(class_: int, M: int) -> list[int]:
-    """P(v = 1), …, P(v = M): survival is exp(−√2·x/s), so each mass is the one before times a constant."""
-    offset, over = rounding("laplace", class_)
-    decay = isqrt((2 << 3 * _FRACTION_BITS) // _squared_scale(class_))  # √2/s
-    unit = over << _FRACTION_BITS
-    survival = _exp(decay * (over - offset), unit)
-    ratio = _exp(decay * over, unit)
-    masses = []
-    for _ in range(M):
-        following = survival * ratio >> _FRACTION_BITS
-        masses.append((survival - following) // 2)
-        survival = following
-    return masses
-
-
-def _gauss_tail(shape: Shape, class_: int, M: int) -> list[int]:
-    """P(v = 1), …, P(v = M): midpoint sums of the density, itself by a recurrence of second order."""
-    offset, over = rounding(shape, class_)
-    points = max(1, 8 >> max(0, (class_ + 8) // 4))  # steps of at most about a half of s …
-    points *= 1 if class_ > 4 else 1 << max(0, (12 - class_) // 8)  # … and finer where bins are wide
-    square = _squared_scale(class_)
-    # x_k = (1 − offset) + (k + ½)/points, in units of 1/(2·points·over)
-    unit = 2 * points * over
-    first, step = 2 * points * (over - offset) + over, 2 * over
-    below = 2 * square * unit * unit
-    value = _exp(first * first << _FRACTION_BITS, below)
-    ratio = _exp((2 * first * step + step * step) << _FRACTION_BITS, below)
-    change = _exp(2 * step * step << _FRACTION_BITS, below)
-    # Density at 0 times the width of a step: 1/(√(2π)·s·points).
-    two_pi = 6_283_185_307_179_586_476_925_286_766_559
-    height = isqrt((10**30 << 3 * _FRACTION_BITS) // (two_pi * square)) // points
-    masses = []
-    for _ in range(M):
-        total = 0
-        for _ in range(points):
-            total += value
-            value = value * ratio >> _FRACTION_BITS
-            ratio = ratio * change >> _FRACTION_BITS
-        masses.append(height * total >> _FRACTION_BITS)
-    return masses
 
 
 def _coder() -> Any:
@@ -128,10 +31,19 @@ def _coder() -> Any:
     return stream
 
 
+def _categorical(table: np.ndarray) -> Any:
+    """The coder's model that has exactly these frequencies, which sum to 2^24."""
+    return _coder().model.Categorical((table - 1).astype(np.float32), perfect=False)
+
+
 @cache
-def _model(shape: Shape, class_: int) -> Any:
-    weights = (frequencies(shape, class_) - 1).astype(np.float32)
-    return _coder().model.Categorical(weights, perfect=False)
+def _single(shape: Shape, class_: int) -> Any:
+    return _categorical(frequencies(shape, class_))
+
+
+@cache
+def _joint(shape: Shape, class_: int) -> Any:
+    return _categorical(joint_frequencies(shape, class_))
 
 
 @cache
@@ -142,11 +54,11 @@ def _uniform(size: int) -> Any:
 @cache
 def _geometric(size: int) -> Any:
     """Model of non-negative steps: each next one is about 0.6 times as likely."""
-    weights, left = [], (1 << _PRECISION) - size
+    weights, left = [], (1 << PRECISION) - size
     for _ in range(size - 1):
         weights.append(left * 2 // 5)
         left -= weights[-1]
-    return _coder().model.Categorical(np.array([*weights, left], dtype=np.float32), perfect=False)
+    return _categorical(np.array([*weights, left]) + 1)
 
 
 class SymbolWriter:
@@ -158,28 +70,37 @@ class SymbolWriter:
     def uniform(self, values: np.ndarray, size: int) -> None:
         """Values in 0 … size − 1, all equally likely."""
         if size > 1 and len(values):
-            self._encoder.encode(np.asarray(values, dtype=np.int32), _uniform(size))
+            self._encoder.encode(values.astype(np.int32, copy=False), _uniform(size))
 
     def steps(self, values: np.ndarray, size: int) -> None:
         """Values in 0 … size − 1, small ones likely."""
         if len(values):
-            self._encoder.encode(np.asarray(values, dtype=np.int32), _geometric(size))
+            self._encoder.encode(values.astype(np.int32, copy=False), _geometric(size))
+
+    def groups(self, symbols: np.ndarray, shape: Shape, class_: int) -> None:
+        """Symbols of groups, int32, with the joint table of a class; escaped integers follow by `integers`."""
+        self._encoder.encode(symbols, _joint(shape, class_))
+
+    def grouped(self, values: np.ndarray, shape: Shape, class_: int) -> None:
+        """Signed integers, int32, shape (count,), in groups."""
+        M, size = grouping(class_)
+        symbols = np.empty(symbol_counts(len(values), size), np.int32)
+        escaped = group(values, M, size, symbols)
+        self.groups(symbols, shape, class_)
+        if escaped:
+            self.integers(values[escaped_places(symbols, grouping(class_).escape, size, len(values))], shape, class_)
 
     def integers(self, values: np.ndarray, shape: Shape, class_: int) -> None:
-        """Signed integers, int32, shape (count,), with the tables of a class."""
-        M, symbols = reach(class_), np.empty_like(values)
-        escaped = to_symbols(values, M, symbols)
-        self._encoder.encode(symbols, _model(shape, class_))
-        if escaped:
-            self._escape(values[np.abs(values) > M])
-
-    def _escape(self, values: np.ndarray) -> None:
-        self.uniform(values < 0, 2)
-        self.uniform(np.abs(values), LARGEST_INTEGER)
+        """Signed integers, int32, shape (count,), one by one with the longer table of a class."""
+        M = reach(class_)
+        beyond = np.abs(values) > M
+        self._encoder.encode(np.where(beyond, 2 * M + 1, values + M).astype(np.int32), _single(shape, class_))
+        self.uniform(values[beyond] < 0, 2)
+        self.uniform(np.abs(values[beyond]), LARGEST_INTEGER)
 
     def finish(self) -> bytes:
         """All that was written, as little-endian 32-bit words."""
-        return self._encoder.get_compressed().astype("<u4").tobytes()
+        return self._encoder.get_compressed().astype("<u4", copy=False).tobytes()
 
 
 class SymbolReader:
@@ -198,13 +119,28 @@ class SymbolReader:
         """`count` values in 0 … size − 1."""
         return self.symbols(_geometric(size), count)
 
-    def integers(self, out: np.ndarray, shape: Shape, class_: int) -> None:
-        """Fills `out`, flat, int32 or fp32, with signed integers of a class."""
+    def groups(self, count: int, shape: Shape, class_: int) -> np.ndarray:
+        """`count` symbols of groups."""
+        return self.symbols(_joint(shape, class_), count)
+
+    def grouped(self, count: int, shape: Shape, class_: int) -> np.ndarray:
+        """`count` signed integers, int32, that `SymbolWriter.grouped` wrote."""
+        M, size = grouping(class_)
+        symbols, values = self.groups(symbol_counts(count, size), shape, class_), np.empty(count, np.int32)
+        if ungroup(symbols, M, size, values):
+            places = escaped_places(symbols, grouping(class_).escape, size, count)
+            values[places] = self.integers(len(places), shape, class_)
+        return values
+
+    def integers(self, count: int, shape: Shape, class_: int) -> np.ndarray:
+        """`count` signed integers, int32, that `SymbolWriter.integers` wrote."""
         M = reach(class_)
-        symbols = self.symbols(_model(shape, class_), len(out))
-        if escaped := from_symbols(symbols, M, out):
-            negative = self.uniform(escaped, 2)
-            out[symbols > 2 * M] = self.uniform(escaped, LARGEST_INTEGER) * (1 - 2 * negative)
+        values = self.symbols(_single(shape, class_), count) - M
+        beyond = values > M
+        if escaped := int(beyond.sum()):
+            signs = 1 - 2 * self.uniform(escaped, 2)
+            values[beyond] = signs * self.uniform(escaped, LARGEST_INTEGER)
+        return values
 
     def finish(self) -> None:
         """Checks that nothing is left over.

@@ -8,12 +8,12 @@ from hilosync.arithmetic.gradient import LowRankBlock
 from hilosync.errors import MalformedPayload, NonFinite
 from hilosync.plan import AdapterPlan, Block
 
-__all__ = ["LARGEST", "largest_magnitude", "require_finite", "require_finite_product"]
+__all__ = ["LARGEST", "LARGEST_PRODUCT", "largest_magnitude", "require_finite", "require_finite_product"]
 
 LARGEST = 2.0**120
 """Largest magnitude of a gradient's element: products with a basis of any rank stay finite in fp32 and bf16."""
 
-_LARGEST_PRODUCT = 2.0**127
+LARGEST_PRODUCT = 2.0**127
 """Half of fp32's range: sums below it stay finite with all their roundings."""
 
 
@@ -58,11 +58,11 @@ def require_finite_product(block: Block, part: LowRankBlock) -> None:
         return
     scale = max(1.0, abs(part.scale))
     bound = scale * rank * _magnitude(part.left) * _magnitude(part.right)
-    if not bound < _LARGEST_PRODUCT:
+    if not bound < LARGEST_PRODUCT:
         rows = torch.linalg.vector_norm(part.left, dim=1, dtype=torch.float64).max().item()
         columns = torch.linalg.vector_norm(part.right, dim=0, dtype=torch.float64).max().item()
         bound = scale * rows * columns
-    if not bound < _LARGEST_PRODUCT:
+    if not bound < LARGEST_PRODUCT:
         raise MalformedPayload(
             f"the factors of {block.name} may have products up to {bound:.0e}: expected less than 2^127, "
             "which every encoder keeps"

@@ -11,14 +11,13 @@ from typing import Any
 import numba
 import numpy as np
 
-__all__ = ["add_scaled", "energy", "from_symbols", "round_with_dead_zone", "to_symbols"]
+__all__ = ["add_scaled", "energy"]
 
 _RUN = 4096
 """Elements whose sum stays in the innermost cache: three times 16 KiB."""
 
 _fast: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
 _kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
-_rounding: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"}, cache=True)
 
 
 @_fast
@@ -67,39 +66,3 @@ def add_scaled(residual, gradient, factor, out, offsets, sent, summed):
             more_sent, more_summed = _add_run(residual[run], gradient[run], factor, out[run])
             sent[block] += more_sent
             summed[block] += more_summed
-
-
-@_rounding
-def round_with_dead_zone(values, offset, out):
-    """out ← ⌊|x| + offset⌋ with the sign of x; returns Σ|x| and Σx². Flat, fp32 to int32."""
-    magnitudes, squares = np.float32(0), np.float32(0)
-    for i in range(len(values)):
-        magnitude = abs(values[i])
-        rounded = np.int32(magnitude + offset)
-        out[i] = rounded if values[i] >= 0 else -rounded
-        magnitudes += magnitude
-        squares += magnitude * magnitude
-    return magnitudes, squares
-
-
-@_kernel
-def to_symbols(values, largest, out):
-    """out ← value + largest, or 2·largest + 1 for a magnitude beyond `largest`; returns how many are. Flat, int32."""
-    beyond = 0
-    for i in range(len(values)):
-        symbol = np.int32(values[i] + largest)
-        # As unsigned words, negative symbols are the largest: one comparison finds both sides.
-        escaped = np.uint32(symbol) > np.uint32(2 * largest)
-        out[i] = np.int32(2 * largest + 1) if escaped else symbol
-        beyond += escaped
-    return beyond
-
-
-@_kernel
-def from_symbols(symbols, largest, out):
-    """out ← symbol − largest, flat, int32 to fp32 or int32 of any stride; returns how many are beyond `largest`."""
-    beyond = 0
-    for i in range(len(symbols)):
-        out[i] = symbols[i] - largest
-        beyond += symbols[i] > 2 * largest
-    return beyond

@@ -16,23 +16,24 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
+import numba
 import numpy as np
 import torch
 
-from hilosync.compress.entropy import CLASSES, Shape, frequencies, reach, rounding
-from hilosync.compress.passes import round_with_dead_zone
+from hilosync.compress.tables import CLASSES, Shape, frequencies, reach, rounding
 
 __all__ = [
     "basis_class",
     "classes_of",
     "component_bits",
-    "fitting_rows",
+    "fit_bases",
     "grid_exponent",
     "octaves_of",
-    "quantize_bases",
-    "quantize_coefficients",
     "reference_coefficients",
+    "rounding_offset",
+    "rounding_offsets",
     "smallest_class",
 ]
 
@@ -45,11 +46,14 @@ _BITS_PRICE = 2 * math.log(2) / 9
 _SIDE_BITS = 3.0
 """Bits of a component's class and shape, about."""
 
-_BETWEEN_SHAPES = 0.753
-"""E|x|/√E[x²] is 0.798 for a Gaussian and 0.707 for a Laplacian variable; the middle decides."""
+_RIDGE = 1e-6
+"""Keeps the fit regular where a coarse grid makes two basis vectors alike."""
+
+_helper: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
+_kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
 
 
-def octaves_of(energies: np.ndarray, n: int) -> np.ndarray:
+def octaves_of(energies: np.ndarray, n: int | np.ndarray) -> np.ndarray:
     """2·log₂(σ²/n): the scale of a component's coefficients in quarter octaves."""
     with np.errstate(divide="ignore"):
         return 2 * np.log2(energies / n)
@@ -73,7 +77,8 @@ def basis_class(q: int, r: int) -> int:
     return min(max(4 * q + 1 - (r * r).bit_length(), CLASSES[0]), CLASSES[-1])
 
 
-def _offset(class_: int) -> float:
+@cache
+def rounding_offset(class_: int) -> float:
     """Offset of the coefficients' rounding; both shapes have the same."""
     numerator, denominator = rounding("gauss", class_)
     return numerator / denominator
@@ -100,7 +105,7 @@ def _reduction(class_: int) -> float:
     s = 2.0 ** (class_ / 4)
     # E[2·x·v − v²] with x at the density's mean within each bin: ∫x·φ = s·(φ(a) − φ(b)).
     v = np.arange(1, M + 1)
-    low, high = (v - _offset(class_)) / s, (v + 1 - _offset(class_)) / s
+    low, high = (v - rounding_offset(class_)) / s, (v + 1 - rounding_offset(class_)) / s
     mean = s * (np.exp(-(low**2) / 2) - np.exp(-(high**2) / 2)) / np.sqrt(2 * np.pi)
     return float(2 * (2 * v * mean - v**2 * probabilities[M + 1 :]).sum())
 
@@ -114,59 +119,73 @@ def smallest_class(r: int, n: int) -> int:
     return CLASSES[-1]
 
 
-def quantize_bases(bases: np.ndarray, exponents: np.ndarray) -> np.ndarray:
-    """Rounds basis vectors of several blocks to their grids.
+@_helper
+def _fit_basis(Q, normal):
+    """Q ← (Q·Qᵀ)⁻¹·Q for an fp64 Q of shape (k, r), by Cholesky's factor of Q·Qᵀ, which `normal` then holds."""
+    k, r = Q.shape
+    for c in range(k):
+        for d in range(c + 1):
+            total = 0.0
+            for i in range(r):
+                total += Q[c, i] * Q[d, i]
+            normal[c, d] = total
+        normal[c, c] += _RIDGE
+    for c in range(k):
+        for d in range(c + 1):
+            for e in range(d):
+                normal[c, d] -= normal[c, e] * normal[d, e]
+            normal[c, d] = np.sqrt(normal[c, c]) if c == d else normal[c, d] / normal[d, d]
+        for d in range(c):
+            for i in range(r):
+                Q[c, i] -= normal[c, d] * Q[d, i]
+        for i in range(r):
+            Q[c, i] /= normal[c, c]
+    for c in range(k - 1, -1, -1):
+        for d in range(c + 1, k):
+            for i in range(r):
+                Q[c, i] -= normal[d, c] * Q[d, i]
+        for i in range(r):
+            Q[c, i] /= normal[c, c]
+
+
+@_kernel
+def fit_bases(found, short, counts, ranks, exponents, step, bases, fits):
+    """Rounds the bases of all blocks to their grids, and finds the P of V = P·G, in units of Δ.
+
+    V is the least-squares fit of G on the quantized basis, *as decoders will have it*, so part of what
+    rounding U lost is won back: P = (Q·Qᵀ)⁻¹·Q/Δ for the rounded U = Qᵀ.
 
     Args:
-        bases: U, fp32, shape (blocks, r, m), columns by descending energy.
-        exponents: q of each component, shape (blocks, m); negative for a component that is not sent.
-
-    Returns:
-        int32, shape (blocks, m, r): row i is u_i·2^q, magnitudes at most 2^q; 0 where nothing is sent.
-    """
-    U = bases.transpose(0, 2, 1).clip(-1, 1)
-    return np.rint(U * _grids(exponents)).astype(np.int32)
-
-
-def fitting_rows(integers: np.ndarray, exponents: np.ndarray, step: float) -> np.ndarray:
-    """The P of V = P·G: the least-squares fit of a block on its quantized basis, in units of Δ.
-
-    V is fitted on the basis *as decoders will have it*, so part of what rounding U lost is won back.
-
-    Args:
-        integers: of `quantize_bases`, shape (blocks, m, r).
-        exponents: q of each component, as for `quantize_bases`.
+        found: U of one block after another, shape (r, m), columns by descending energy; fp32, flat.
+        short, counts, ranks: r, m and k ≤ m of each block, int64, shape (blocks,).
+        exponents: q of each component that is sent, int64.
         step: Δ.
-
-    Returns:
-        fp32, shape (blocks, m, r).
+        bases: int32, flat, of the size of all (k, r); afterwards row i of a block is u_i·2^q, magnitudes
+            at most 2^q.
+        fits: fp32, likewise; P of each block afterwards.
     """
-    U = integers / np.maximum(_grids(exponents), 1)
-    # A ridge keeps the system regular where a coarse grid makes two vectors alike, or none is sent.
-    normal = U @ U.transpose(0, 2, 1) + 1e-6 * np.eye(U.shape[1])
-    return (np.linalg.solve(normal, U) / step).astype(np.float32)
+    source, target, component = 0, 0, 0
+    for b in range(len(ranks)):
+        r, m, k = short[b], counts[b], ranks[b]
+        U = found[source : source + r * m].reshape(r, m)
+        integers, fit = bases[target : target + k * r].reshape(k, r), fits[target : target + k * r].reshape(k, r)
+        Q, grids = np.empty((k, r)), 2.0 ** exponents[component : component + k]
+        for i in range(r):
+            for c in range(k):
+                rounded = np.rint(min(max(U[i, c], np.float32(-1)), np.float32(1)) * grids[c])
+                integers[c, i] = np.int32(rounded)
+                Q[c, i] = rounded / grids[c]
+        _fit_basis(Q, np.empty((k, k)))
+        for c in range(k):
+            for i in range(r):
+                fit[c, i] = np.float32(Q[c, i] / step)
+        source, target, component = source + r * m, target + k * r, component + k
 
 
-def quantize_coefficients(fitted: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds the coefficients of a block.
-
-    Args:
-        fitted: V in units of Δ, fp32, shape (k, n).
-        classes: t of the k components.
-
-    Returns:
-        int32, shape (k, n), and bool of shape (k,): where the Laplacian table suits better.
-    """
-    integers, laplacian = np.empty(fitted.shape, np.int32), np.empty(len(fitted), bool)
-    for row, class_ in enumerate(classes.tolist()):
-        magnitudes, squares = round_with_dead_zone(fitted[row], np.float32(_offset(class_)), integers[row])
-        laplacian[row] = magnitudes < _BETWEEN_SHAPES * math.sqrt(squares * fitted.shape[1])
-    return integers, laplacian
-
-
-def _grids(exponents: np.ndarray) -> np.ndarray:
-    """2^q of each component, fp64, shape (blocks, m, 1); 0 where nothing is sent."""
-    return np.where(exponents < 0, 0.0, np.exp2(exponents))[:, :, None]
+@cache
+def rounding_offsets() -> np.ndarray:
+    """Offset of the coefficients' rounding by class, from the smallest class on, fp32."""
+    return np.array([rounding_offset(class_) for class_ in CLASSES], dtype=np.float32)
 
 
 def reference_coefficients(matrix: torch.Tensor, integers: np.ndarray, classes: np.ndarray, step: float) -> np.ndarray:
@@ -174,5 +193,5 @@ def reference_coefficients(matrix: torch.Tensor, integers: np.ndarray, classes: 
     exponents = np.array([grid_exponent(t, matrix.shape[1]) for t in classes.tolist()])
     U = integers / np.exp2(exponents)[:, None]
     V = np.linalg.lstsq(U.T, matrix.double().numpy(), rcond=None)[0] / step
-    offsets = np.array([_offset(t) for t in classes.tolist()])
+    offsets = np.array([rounding_offset(t) for t in classes.tolist()])
     return (np.floor(np.abs(V) + offsets[:, None]) * np.sign(V)).astype(np.int64)

@@ -1,50 +1,41 @@
 """The rate model of spar_rd: which components a step Δ sends, on which grids, and about how many bytes they take.
 
-Blocks of equal sides are handled together, as arrays of (blocks, m) components.
+The components of all blocks are handled together, as flat arrays in plan order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+import numba
 import numpy as np
 
-from hilosync.compress.entropy import CLASSES
 from hilosync.compress.quantize import (
     basis_class,
     classes_of,
     component_bits,
-    fitting_rows,
+    fit_bases,
     grid_exponent,
     octaves_of,
-    quantize_bases,
     smallest_class,
 )
 from hilosync.compress.spectra import Spectrum
+from hilosync.compress.tables import CLASSES
 from hilosync.plan import AdapterPlan, Block
 
-__all__ = ["Choice", "Rate", "basis_classes", "grid_exponents", "sides"]
+__all__ = ["Choice", "Components", "Rate", "sides"]
 
 _HEADER_BYTES = 8
 """Of the coder's last words and the like, about."""
 
+_HALVINGS = 24
+"""Of the range of Δ, in its logarithm."""
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What is sent of one block, k components.
-
-    Attributes:
-        classes: t, int64, shape (k,), not increasing.
-        basis: u·2^q, int32, shape (k, r).
-        fit: the P of V = P·G in units of Δ, fp32, shape (k, r).
-    """
-
-    classes: np.ndarray
-    basis: np.ndarray
-    fit: np.ndarray
+_kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
 
 
 def sides(block: Block) -> tuple[int, int]:
@@ -52,16 +43,74 @@ def sides(block: Block) -> tuple[int, int]:
     return min(block.rows, block.columns), max(block.rows, block.columns)
 
 
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Which components are sent of each block of a plan.
+
+    Attributes:
+        plan: the adapter's tensors.
+        ranks: k of each block, int64, shape (blocks,).
+        classes: t of each component, not increasing within a block, int64, shape (components,).
+    """
+
+    plan: AdapterPlan
+    ranks: np.ndarray
+    classes: np.ndarray
+
+    def each(self, of_blocks: Sequence[int] | np.ndarray) -> np.ndarray:
+        """One value per block as one per component."""
+        return np.repeat(np.asarray(of_blocks, np.int64), self.ranks)
+
+    def short_sides(self) -> np.ndarray:
+        """r of each component's block."""
+        return self.each([sides(block)[0] for block in self.plan.blocks])
+
+    def long_sides(self) -> np.ndarray:
+        """n of each component's block."""
+        return self.each([sides(block)[1] for block in self.plan.blocks])
+
+    def leads(self) -> np.ndarray:
+        """Whether a component is its block's first, bool."""
+        return np.diff(self.each(range(len(self.ranks))), prepend=-1) > 0
+
+    def exponents(self) -> np.ndarray:
+        """q of each component's basis vector, int64."""
+        return self._by_class(_grid_exponents)
+
+    def basis_classes(self) -> np.ndarray:
+        """Class of the entries of each component's basis vector, int64."""
+        return self._by_class(_basis_classes)
+
+    def _by_class(self, table: Callable[[int, int], np.ndarray]) -> np.ndarray:
+        tables = np.stack([table(*sides(block)) for block in self.plan.blocks])
+        return tables[self.each(range(len(tables))), self.classes - CLASSES[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is sent of a gradient.
+
+    Attributes:
+        components: their ranks and classes.
+        bases: u·2^q of one component after another, int32, flat.
+        fits: the P of V = P·G in units of Δ, one row after another, fp32, flat.
+    """
+
+    components: Components
+    bases: np.ndarray
+    fits: np.ndarray
+
+
 @cache
-def grid_exponents(n: int) -> np.ndarray:
+def _grid_exponents(r: int, n: int) -> np.ndarray:
     """q by class, from the smallest class on, int64."""
     return np.array([grid_exponent(class_, n) for class_ in CLASSES])
 
 
 @cache
-def basis_classes(r: int, n: int) -> np.ndarray:
+def _basis_classes(r: int, n: int) -> np.ndarray:
     """Class of the basis vector's entries by class of the component, from the smallest class on, int64."""
-    return np.array([basis_class(q, r) for q in grid_exponents(n).tolist()])
+    return np.array([basis_class(q, r) for q in _grid_exponents(r, n).tolist()])
 
 
 @cache
@@ -70,8 +119,18 @@ def _bits(r: int, n: int) -> np.ndarray:
     return np.array([component_bits(t, r, n) if t >= smallest_class(r, n) else 0.0 for t in CLASSES])
 
 
+@_kernel
+def _total_bits(octaves, kinds, bits, shift, smallest):
+    """Bits of components of these octaves at 4·log₂(Δ) = shift; a row of `bits` is by class."""
+    total = 0.0
+    for i in range(len(octaves)):
+        place = min(max(np.rint(octaves[i] - shift) - smallest, 0), bits.shape[1] - 1)
+        total += bits[kinds[i], int(place)]
+    return total
+
+
 class Rate:
-    """The spectra of a gradient, ready to be asked what a step would send.
+    """Predicts what a step Δ sends and costs.
 
     Args:
         plan: the adapter's tensors.
@@ -79,52 +138,52 @@ class Rate:
     """
 
     def __init__(self, plan: AdapterPlan, found: Sequence[Spectrum]):
-        self._found = found
-        self._fixed = _HEADER_BYTES + sum(math.log2(1 + sides(block)[0]) for block in plan.blocks) / 8
-        self._groups: dict[tuple[int, int, int], list[int]] = {}
-        for index, (block, spectrum) in enumerate(zip(plan.blocks, found, strict=True)):
-            self._groups.setdefault((*sides(block), len(spectrum.energies)), []).append(index)
-        self._octaves = {
-            group: octaves_of(np.stack([found[index].energies for index in members]), group[1])
-            for group, members in self._groups.items()
-        }
+        self._plan, self._found = plan, found
+        of_blocks = [sides(block) for block in plan.blocks]
+        distinct = sorted(set(of_blocks))
+        self._fixed = _HEADER_BYTES + len(plan.blocks) * math.log2(1 + distinct[-1][0]) / 8
+        self._bits = np.stack([_bits(r, n) for r, n in distinct])
+        self._counts = np.array([len(spectrum.energies) for spectrum in found])
+        self._kinds = np.repeat([distinct.index(pair) for pair in of_blocks], self._counts)
+        self._smallest = np.array([smallest_class(r, n) for r, n in of_blocks])
+        self._short, long = np.array(of_blocks).T
+        energies = np.concatenate([spectrum.energies for spectrum in found])
+        self._octaves = octaves_of(energies, np.repeat(long, self._counts))
 
     def bytes(self, step: float) -> float:
         """Bytes of all coded integers, about."""
-        bits = [_bits(r, n)[classes_of(octaves, step) - CLASSES[0]] for (r, n, _), octaves in self._octaves.items()]
-        return self._fixed + sum(float(found.sum()) for found in bits) / 8
+        bits = _total_bits(self._octaves, self._kinds, self._bits, 4 * math.log2(step), float(CLASSES[0]))
+        return self._fixed + bits / 8
 
     def step(self, target: float, finest: float, coarsest: float) -> float:
         """The smallest Δ whose predicted bytes are within the target, by bisection."""
         low, high = math.log(finest), math.log(coarsest)
         if self.bytes(finest) <= target:
             return finest
-        for _ in range(24):
+        for _ in range(_HALVINGS):
             middle = (low + high) / 2
             low, high = (low, middle) if self.bytes(math.exp(middle)) <= target else (middle, high)
         return math.exp(high)
 
     def exhausted(self, step: float) -> list[int]:
         """Blocks of which Δ sends all components of a leading part, and so might send more."""
-        found = []
-        for (r, n, m), members in self._groups.items():
-            last = classes_of(self._octaves[r, n, m][:, -1], step)
-            if m < r:
-                found += [index for index, class_ in zip(members, last, strict=True) if class_ >= smallest_class(r, n)]
-        return sorted(found)
+        ranks = self._ranks(classes_of(self._octaves, step))
+        return np.flatnonzero((ranks == self._counts) & (ranks < self._short)).tolist()
 
-    def choose(self, step: float) -> list[Choice]:
-        """What Δ sends of each block, in plan order."""
-        choices: dict[int, Choice] = {}
-        for (r, n, m), members in self._groups.items():
-            classes = classes_of(self._octaves[r, n, m], step)
-            sent = classes >= smallest_class(r, n)
-            counts = sent.sum(axis=1)
-            most = int(counts.max())
-            exponents = np.where(sent, grid_exponents(n)[classes - CLASSES[0]], -1)[:, :most]
-            bases = np.stack([self._found[index].basis[:, :most].cpu().numpy() for index in members])
-            integers = quantize_bases(bases, exponents)
-            fits = fitting_rows(integers, exponents, step)
-            for row, (index, k) in enumerate(zip(members, counts.tolist(), strict=True)):
-                choices[index] = Choice(classes[row, :k], integers[row, :k], fits[row, :k])
-        return [choices[index] for index in range(len(self._found))]
+    def choose(self, step: float) -> Choice:
+        """What Δ sends of all blocks."""
+        classes = classes_of(self._octaves, step)
+        ranks = self._ranks(classes)
+        # Of each block the leading ones.
+        places = np.arange(len(classes)) - np.repeat(np.cumsum(self._counts) - self._counts, self._counts)
+        components = Components(self._plan, ranks, classes[places < np.repeat(ranks, self._counts)])
+        entries = int((ranks * self._short).sum())
+        bases, fits = np.empty(entries, np.int32), np.empty(entries, np.float32)
+        found = np.concatenate([spectrum.basis.cpu().numpy().ravel() for spectrum in self._found])
+        fit_bases(found, self._short, self._counts, ranks, components.exponents(), step, bases, fits)
+        return Choice(components, bases, fits)
+
+    def _ranks(self, classes: np.ndarray) -> np.ndarray:
+        """Components of each block that are worth their bits, all of them before all others."""
+        worth = classes >= np.repeat(self._smallest, self._counts)
+        return np.add.reduceat(worth.astype(np.int64), np.cumsum(self._counts) - self._counts)

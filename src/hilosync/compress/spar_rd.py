@@ -10,13 +10,15 @@ searched so that the payload just fits the budget; what rounding loses falls int
 Body of the payload (frame in `payload`), little endian:
 
     f4          Δ; 0 for the zero gradient, and then nothing follows
-    u4 …        range coder words (`entropy`), which hold, over all blocks in plan order:
-        rank k of each block, uniform in 0 … r
+    u4 …        range coder words (`entropy`), which hold
+        rank k of each block, in plan order, uniform in 0 … the largest r of the plan
         first class of each block that has components, uniform
         decrease of the class from each component to the next, a geometric model
-        basis vectors of all components, those of one basis class together, classes ascending
-        per block: one bit per component, its coefficients' shape, then the coefficients of each
-        component, n integers with the table of its class and shape
+        basis vectors of all components, those of one basis class together, classes ascending, grouped
+        one bit per component, its coefficients' shape
+        coefficients of all components, those of one class and shape together, classes ascending, Gaussian
+            first; the n integers of each component grouped
+        of each component, the integers of its escaped groups, one by one
 
 Sums of |u·v| stay below 2^24 by the choice of Δ, so fp32 products of the integer factors are exact
 in any order.
@@ -24,7 +26,6 @@ in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,15 +33,16 @@ import numpy as np
 import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
-from hilosync.compress.entropy import CLASSES, SymbolReader, SymbolWriter
-from hilosync.compress.finite import require_finite_product
+from hilosync.compress.entropy import SymbolReader
 from hilosync.compress.payload import FRAME_BYTES, Kind, seal, unseal
-from hilosync.compress.quantize import component_bits, quantize_coefficients
-from hilosync.compress.rate import Choice, Rate, basis_classes, grid_exponents, sides
-from hilosync.compress.spectra import completed, gram_matrices, leading_spectra, project
+from hilosync.compress.quantize import component_bits
+from hilosync.compress.rate import Rate, sides
+from hilosync.compress.rd_body import rank_symbols, read_components, read_factors, write_body
+from hilosync.compress.spectra import completed, gram_matrices, leading_spectra
 from hilosync.compress.state import require_names, saved_scalar, scalar_tensor
+from hilosync.compress.tables import CLASSES
 from hilosync.errors import BudgetTooSmall, MalformedPayload
-from hilosync.plan import AdapterPlan, Block
+from hilosync.plan import AdapterPlan
 
 __all__ = ["SparRD"]
 
@@ -90,7 +92,7 @@ class SparRD:
     def smallest_payload(self, plan: AdapterPlan) -> int:
         """Bytes within which a component of the cheapest block surely fits."""
         components = (component_bits(CLASSES[len(CLASSES) // 2], *sides(block)) for block in plan.blocks)
-        ranks = sum(np.log2(1 + sides(block)[0]) for block in plan.blocks)
+        ranks = len(plan.blocks) * np.log2(rank_symbols(plan))
         return FRAME_BYTES + _STEP_BYTES + 16 + int((ranks + min(components)) / 8)
 
     def init(self, plan: AdapterPlan) -> float:
@@ -114,14 +116,13 @@ class SparRD:
             )
         search = _Search(plan, gradient)
         if not search.largest > 0:
-            return seal(Kind.SPAR_RD, bytes(_STEP_BYTES)), state
-        matrices = plan.views(gradient)
+            return _payload(0.0), state
         correction, best, step = state, None, 0.0
         for _ in range(_TRIES):
             previous, step = step, search.step(_TARGET * budget / correction)
             if step == previous:
                 break
-            payload = _encode_with_step(plan, matrices, search.rate.choose(step), step)
+            payload = _payload(step, write_body(gradient, search.rate.choose(step)))
             correction = len(payload) / search.bytes(step)
             if len(payload) <= budget and (best is None or len(payload) > len(best)):
                 best = payload
@@ -131,39 +132,36 @@ class SparRD:
             step = float(np.float32(step * _GROW))
             if step > _STEPS[1]:
                 # No step that a payload may have is coarse enough: all of the gradient stays in E.
-                return seal(Kind.SPAR_RD, bytes(_STEP_BYTES)), state
-            payload = _encode_with_step(plan, matrices, search.rate.choose(step), step)
+                return _payload(0.0), state
+            payload = _payload(step, write_body(gradient, search.rate.choose(step)))
             best = payload if len(payload) <= budget else None
         return best, correction
 
     def decode(self, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:
         """Reads the integers; see `Compressor.decode`."""
-        step, classes, reader = _open(plan, payload)
-        if reader is None:
-            return tuple(_empty_block(block) for block in plan.blocks)
-        bases = _read_bases(reader, plan, classes)
-        blocks = [
-            _read_block(reader, block, found, U, step)
-            for block, found, U in zip(plan.blocks, classes, bases, strict=True)
-        ]
-        reader.finish()
-        for block, part in zip(plan.blocks, blocks, strict=True):
-            require_finite_product(block, part)
-        return tuple(blocks)
+        step, words = _open(payload)
+        if step == 0.0:
+            return tuple(LowRankBlock(torch.zeros(b.rows, 0), torch.zeros(0, b.columns)) for b in plan.blocks)
+        reader = SymbolReader(words)
+        return read_factors(reader, read_components(reader, plan), step)
 
     def describe(self, plan: AdapterPlan, payload: bytes | memoryview) -> list[dict[str, Any]]:
         """Rank and bytes of each block; bytes are the payload's, shared out as the model predicts."""
-        _, classes, _ = _open(plan, payload)
+        step, words = _open(payload)
+        ranks, classes = np.zeros(len(plan.blocks), np.int64), np.zeros(0, np.int64)
+        if step != 0.0:
+            parts = read_components(SymbolReader(words), plan)
+            ranks, classes = parts.ranks, parts.classes
         bits = np.array(
             [
-                sum(component_bits(t, *sides(block)) for t in block_classes.tolist())
-                for block, block_classes in zip(plan.blocks, classes, strict=True)
+                sum(component_bits(class_, *sides(block)) for class_ in found.tolist())
+                for block, found in zip(plan.blocks, np.split(classes, np.cumsum(ranks)[:-1]), strict=True)
             ]
         )
         share = (len(memoryview(payload)) - FRAME_BYTES - _STEP_BYTES) * bits / max(1.0, bits.sum())
         return [
-            {"name": block.name, "rank": len(block_classes), "bytes": int(size)}
-            for block, block_classes, size in zip(plan.blocks, classes, share, strict=True)
+            {"name": block.name, "rank": rank, "bytes": int(size)}
+            for block, rank, size in zip(plan.blocks, ranks.tolist(), share, strict=True)
         ]
 
 
@@ -199,95 +197,16 @@ class _Search:
             self.rate = Rate(self._plan, self._found)
 
 
-def _empty_block(block: Block) -> LowRankBlock:
-    return LowRankBlock(torch.zeros(block.rows, 0), torch.zeros(0, block.columns))
+def _payload(step: float, words: bytes = b"") -> bytes:
+    return seal(Kind.SPAR_RD, np.float32(step).astype("<f4").tobytes(), words)
 
 
-def _read_block(reader: SymbolReader, block: Block, classes: np.ndarray, U: np.ndarray, step: float) -> LowRankBlock:
-    """A block of Ĝ whose basis integers, fp32, shape (k, r), have been read."""
-    k, n = len(classes), sides(block)[1]
-    if not k:
-        return _empty_block(block)
-    wide = block.rows <= block.columns
-    factor = np.empty((k, n) if wide else (n, k), dtype=np.float32)
-    V = factor if wide else factor.T
-    shapes = reader.uniform(k, 2).tolist()
-    for row, class_, laplacian in zip(V, classes.tolist(), shapes, strict=True):
-        reader.integers(row, "laplace" if laplacian else "gauss", class_)
-    exponents = grid_exponents(n)[classes - CLASSES[0]]
-    U *= np.exp2(exponents[0] - exponents, dtype=np.float32)[:, None]  # the first component has the finest grid
-    scale = float(np.float32(step * 2.0 ** -int(exponents[0])))
-    left, right = (np.ascontiguousarray(U.T), factor) if wide else (factor, U)
-    return LowRankBlock(torch.from_numpy(left), torch.from_numpy(right), scale)
-
-
-def _encode_with_step(plan: AdapterPlan, matrices: list[torch.Tensor], choices: list[Choice], step: float) -> bytes:
-    """The payload for a given Δ, whatever its length."""
-    writer = SymbolWriter()
-    for block, choice in zip(plan.blocks, choices, strict=True):
-        writer.uniform(np.array([len(choice.classes)]), sides(block)[0] + 1)
-    classes = [choice.classes for choice in choices]
-    present = [found for found in classes if len(found)]
-    if present:
-        writer.uniform(np.array([found[0] - CLASSES[0] for found in present]), len(CLASSES))
-        writer.steps(np.concatenate([-np.diff(found) for found in present]), len(CLASSES))
-    for class_, members in _by_basis_class(plan, classes):
-        writer.integers(np.concatenate([choices[b].basis[i] for b, i in members]), "basis", class_)
-    for matrix, choice in zip(matrices, choices, strict=True):
-        if not len(choice.classes):
-            continue
-        V, laplacian = quantize_coefficients(project(choice.fit, matrix), choice.classes)
-        writer.uniform(laplacian, 2)
-        for row, class_, is_laplacian in zip(V, choice.classes.tolist(), laplacian.tolist(), strict=True):
-            writer.integers(row, "laplace" if is_laplacian else "gauss", class_)
-    return seal(Kind.SPAR_RD, np.float32(step).astype("<f4").tobytes(), writer.finish())
-
-
-def _open(plan: AdapterPlan, payload: bytes | memoryview) -> tuple[float, list[np.ndarray], SymbolReader | None]:
-    """Δ, the classes of each block's components, and a reader that stands at the bases (None: no gradient)."""
+def _open(payload: bytes | memoryview) -> tuple[float, memoryview]:
+    """Δ, 0 for no gradient, and the range coder's words."""
     body = unseal(Kind.SPAR_RD, payload)
     if len(body) < _STEP_BYTES:
         raise MalformedPayload(f"expected a body of at least {_STEP_BYTES} bytes, got {len(body)}")
-    step = float(np.frombuffer(body[:_STEP_BYTES], dtype="<f4")[0])
-    if step == 0.0 and len(body) == _STEP_BYTES:
-        return step, [np.zeros(0, dtype=np.int64)] * len(plan.blocks), None
-    if not _STEPS[0] <= step <= _STEPS[1]:
+    step, words = float(np.frombuffer(body[:_STEP_BYTES], dtype="<f4")[0]), body[_STEP_BYTES:]
+    if not _STEPS[0] <= step <= _STEPS[1] and not (step == 0.0 and not words):
         raise MalformedPayload(f"expected a step between {_STEPS[0]:.0e} and {_STEPS[1]:.0e}, got {step}")
-    reader = SymbolReader(body[_STEP_BYTES:])
-    ranks = [int(reader.uniform(1, sides(block)[0] + 1)[0]) for block in plan.blocks]
-    first = iter(reader.uniform(sum(k > 0 for k in ranks), len(CLASSES)).tolist())
-    decreases = reader.steps(sum(max(0, k - 1) for k in ranks), len(CLASSES))
-    classes, start = [], 0
-    for block, k in zip(plan.blocks, ranks, strict=True):
-        found = np.zeros(k, dtype=np.int64)
-        if k:
-            found[0] = next(first)
-            found[1:] = found[0] - np.cumsum(decreases[start : start + k - 1])
-            start += k - 1
-            if found[-1] < 0:
-                raise MalformedPayload(f"the components of {block.name} have classes below the smallest")
-        classes.append(found + CLASSES[0])
-    return step, classes, reader
-
-
-def _by_basis_class(plan: AdapterPlan, classes: list[np.ndarray]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Basis classes, ascending, each with its components as (block, component), in order."""
-    members: dict[int, list[tuple[int, int]]] = {}
-    for index, (block, found) in enumerate(zip(plan.blocks, classes, strict=True)):
-        for component, class_ in enumerate(basis_classes(*sides(block))[found - CLASSES[0]].tolist()):
-            members.setdefault(class_, []).append((index, component))
-    yield from sorted(members.items())
-
-
-def _read_bases(reader: SymbolReader, plan: AdapterPlan, classes: list[np.ndarray]) -> list[np.ndarray]:
-    """Basis integers of each block, fp32, shape (k, r)."""
-    bases = [np.empty((len(c), sides(b)[0]), np.float32) for b, c in zip(plan.blocks, classes, strict=True)]
-    for class_, members in _by_basis_class(plan, classes):
-        values = np.empty(sum(bases[b].shape[1] for b, _ in members), np.float32)
-        reader.integers(values, "basis", class_)
-        start = 0
-        for index, component in members:
-            row = bases[index][component]
-            row[:] = values[start : start + len(row)]
-            start += len(row)
-    return bases
+    return step, words

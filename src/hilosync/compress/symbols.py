@@ -1,0 +1,198 @@
+"""From numbers to the range coder's symbols and back, in passes over whole components.
+
+A component's n integers make m = ⌈n/g⌉ symbols of g integers each (`tables.grouping`). They are grouped
+across, not along: symbol j holds the integers j, j + m, j + 2m, …, so all loops run over adjacent
+numbers; beyond n there are zeros. The passes are written for 32-bit integers throughout, since a product
+of two is 64 bits wide in Numba, and vectors of those are slow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = ["escaped_places", "fill_factors", "group", "group_coefficients", "symbol_counts", "ungroup"]
+
+_ESCAPED = np.int32(1 << 20)
+"""Added to a symbol by each of its integers that is out of reach; more than any symbol."""
+
+_RECIPROCAL_BITS = np.int32(20)
+"""Of 1/(2M + 1) as an integer; exact for quotients of 12-bit symbols by numbers below 64."""
+
+_kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
+_helper: Any = numba.njit(error_model="numpy", nogil=True)
+_sums: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
+
+
+@_sums
+def _round_plane(values, offset, reach, weight, symbols):
+    """Adds one integer to each symbol: ⌊|x| + offset⌋ with the sign of x; returns Σ|x| and Σx²."""
+    magnitudes, squares, widest = np.float32(0), np.float32(0), np.uint32(2 * reach)
+    for j in range(len(values)):
+        magnitude = abs(values[j])
+        rounded = np.int32(magnitude + offset)
+        digit = np.int32((rounded if values[j] >= 0 else np.int32(-rounded)) + reach)
+        # As unsigned words, negative digits are the largest: one comparison finds both sides.
+        part = np.int32(digit * weight) if np.uint32(digit) <= widest else _ESCAPED
+        symbols[j] = np.int32(symbols[j] + part)
+        magnitudes += magnitude
+        squares += magnitude * magnitude
+    return magnitudes, squares
+
+
+@_helper
+def _group_plane(values, reach, weight, symbols):
+    widest = np.uint32(2 * reach)
+    for j in range(len(values)):
+        digit = np.int32(values[j] + reach)
+        part = np.int32(digit * weight) if np.uint32(digit) <= widest else _ESCAPED
+        symbols[j] = np.int32(symbols[j] + part)
+
+
+@_helper
+def _pad(symbols, reach, weight):
+    for j in range(len(symbols)):
+        symbols[j] += reach * weight
+
+
+@_helper
+def _finish(sums, escape, symbols):
+    """Writes symbols, all marked ones as the escape; returns how many are."""
+    escaped = np.int32(0)
+    for j in range(len(sums)):
+        beyond = sums[j] >= _ESCAPED
+        symbols[j] = escape if beyond else sums[j]
+        escaped += np.int32(beyond)
+    return escaped
+
+
+@_kernel
+def group_coefficients(fitted, offsets, reaches, sizes, symbols, escaped, magnitudes, squares):
+    """Rounds the coefficients of a block to integers and groups them; returns how many groups are escaped.
+
+    Args:
+        fitted: fp32, shape (k, n).
+        offsets: of the rounding by component, fp32, shape (k,).
+        reaches, sizes: of the groups by component, int32, shape (k,).
+        symbols: where the symbols go, one component after another, int16, flat.
+        escaped: number of escaped groups by component afterwards, int32, shape (k,).
+        magnitudes, squares: Σ|x| and Σx² by component afterwards, fp64, shape (k,).
+    """
+    n, start, beyond = fitted.shape[1], 0, 0
+    scratch = np.empty(n, np.int32)
+    for c in range(len(fitted)):
+        size, reach, weight = sizes[c], reaches[c], np.int32(1)
+        count = (n + size - 1) // size
+        sums = scratch[:count]
+        sums[:] = 0
+        magnitudes[c] = squares[c] = 0.0
+        for first in range(0, count * size, count):
+            values = fitted[c, first : min(first + count, n)]
+            more_magnitudes, more_squares = _round_plane(values, offsets[c], reach, weight, sums)
+            magnitudes[c] += more_magnitudes
+            squares[c] += more_squares
+            _pad(sums[len(values) :], reach, weight)
+            weight = np.int32(weight * (2 * reach + 1))
+        escaped[c] = _finish(sums, weight, symbols[start : start + count])
+        beyond += escaped[c]
+        start += count
+    return beyond
+
+
+@_kernel
+def group(values, reach, size, symbols):
+    """Groups integers, int32, shape (n,), into symbols, int32, shape (⌈n/g⌉,); returns how many are escaped."""
+    n, count = len(values), len(symbols)
+    symbols[:] = 0
+    reach, weight = np.int32(reach), np.int32(1)
+    for first in range(0, count * size, count):
+        plane = values[first : min(first + count, n)]
+        _group_plane(plane, reach, weight, symbols)
+        _pad(symbols[len(plane) :], reach, weight)
+        weight = np.int32(weight * (2 * reach + 1))
+    return _finish(symbols, weight, symbols)
+
+
+@_helper
+def _split(symbols, reach, size, rests, out):
+    """Takes symbols apart into n numbers; returns how many are escaped."""
+    n, count, width = len(out), len(symbols), np.int32(2 * reach + 1)
+    escape, escaped = np.int32(width**size), np.int32(0)
+    for j in range(count):
+        rests[j] = symbols[j]
+        escaped += np.int32(symbols[j] >= escape)
+    reciprocal = np.int32((1 << _RECIPROCAL_BITS) // width + 1)
+    for plane in range(size):
+        values = out[plane * count : min((plane + 1) * count, n)]
+        if plane == size - 1:
+            for j in range(len(values)):
+                values[j] = np.int32(rests[j] - reach)
+        else:
+            for j in range(len(values)):
+                rest = np.int32(np.int32(rests[j] * reciprocal) >> _RECIPROCAL_BITS)
+                values[j] = np.int32(np.int32(rests[j] - np.int32(rest * width)) - reach)
+                rests[j] = rest
+    return escaped
+
+
+@_kernel
+def ungroup(symbols, reach, size, out):
+    """Undoes `group`; returns how many groups are escaped, whose integers in `out` have no meaning."""
+    return _split(symbols, np.int32(reach), size, np.empty_like(symbols), out)
+
+
+@_kernel
+def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, rows, columns, values, escaped):
+    """Makes the factors of all blocks from symbols and basis integers.
+
+    Args:
+        symbols: of all components, int16, flat.
+        starts: where those of each component begin, int64, shape (components,).
+        reaches, sizes: of the groups by component, int32, shape (components,).
+        bases: basis integers of all components, int32, flat.
+        entries: where those of each component begin, int64, shape (components,).
+        grids: what to multiply them by, by component, fp32.
+        ranks, rows, columns: of each block, int64, shape (blocks,).
+        values: left (rows × k) and right factor (k × columns) of one block after another, fp32, flat.
+        escaped: number of escaped groups by component afterwards, int32, shape (components,).
+    """
+    longest = max(rows.max(), columns.max())
+    rests = np.empty(longest, np.int32)
+    first, start = 0, 0
+    for b in range(len(ranks)):
+        k, tall = ranks[b], rows[b] > columns[b]
+        r, n = min(rows[b], columns[b]), max(rows[b], columns[b])
+        middle, end = start + rows[b] * k, start + (rows[b] + columns[b]) * k
+        left, right = values[start:middle].reshape(rows[b], k), values[middle:end].reshape(k, columns[b])
+        coefficients = np.empty((k, n), np.float32) if tall else right
+        for i in range(k):
+            c = first + i
+            of_component = symbols[starts[c] : starts[c] + (n + sizes[c] - 1) // sizes[c]]
+            escaped[c] = _split(of_component, reaches[c], sizes[c], rests, coefficients[i])
+        if tall:
+            for j in range(n):
+                for i in range(k):
+                    left[j, i] = coefficients[i, j]
+        for i in range(k):
+            basis, grid = bases[entries[first + i] : entries[first + i] + r], grids[first + i]
+            for j in range(r):
+                value = np.float32(basis[j]) * grid
+                if tall:
+                    right[i, j] = value
+                else:
+                    left[j, i] = value
+        first, start = first + k, end
+
+
+def symbol_counts(n, sizes):
+    """Symbols of n integers in groups of these sizes, element by element."""
+    return -(-n // sizes)
+
+
+def escaped_places(symbols: np.ndarray, escape: int, size: int, n: int) -> np.ndarray:
+    """Positions among n integers of those in escaped groups, plane by plane."""
+    groups = np.flatnonzero(symbols == escape)
+    places = (groups + len(symbols) * np.arange(size)[:, None]).ravel()
+    return places[places < n]
