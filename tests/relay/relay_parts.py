@@ -139,20 +139,22 @@ def _handler(origin: Origin) -> type[BaseHTTPRequestHandler]:
                 self.send_error(404)
                 return
             origin.asked[path] += 1
-            offset = 0
+            offset, end = 0, len(content)
             wanted = self.headers.get("Range")
             if wanted is not None and self.headers.get("If-Range") == '"one"':
                 origin.ranges.append(wanted)
-                offset = int(wanted.removeprefix("bytes=").rstrip("-"))
+                first, _, last = wanted.removeprefix("bytes=").partition("-")
+                offset, end = int(first), min(int(last) + 1, end) if last else end
             if path in origin.damage:
                 origin.damage.discard(path)
                 content = content[:-1] + bytes([content[-1] ^ 1])
             self.send_response(206 if offset else 200)
-            self.send_header("Content-Length", str(len(content) - offset))
+            self.send_header("Content-Length", str(end - offset))
             self.send_header("ETag", '"one"')
             if offset:
-                self.send_header("Content-Range", f"bytes {offset}-{len(content) - 1}/{len(content)}")
+                self.send_header("Content-Range", f"bytes {offset}-{end - 1}/{len(content)}")
             self.end_headers()
+            content = content[:end]
             self.wfile.write(content[offset : offset + SENT])
             self.wfile.flush()
             if path in origin.breaks:

@@ -16,6 +16,7 @@ from relay_parts import LIMIT, SENT, Origin, chain, health, relay, step
 
 from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log import Order, open_log
+from hilosync.relay.pieces import FIRST_PIECE
 from hilosync.wire import Manifest, encode_manifest
 
 
@@ -147,11 +148,44 @@ def test_a_transfer_that_breaks_off_is_taken_up_where_it_stopped(origin, relayed
     origin.objects[f"blobs/{key}"] = content
     origin.breaks.add(f"blobs/{key}")
     assert open_log(relayed).blobs.get(key) == content
-    assert origin.ranges[-1] == f"bytes={SENT}-"
+    first, second = SENT + FIRST_PIECE, SENT + 2 * FIRST_PIECE
+    assert set(origin.ranges[-3:]) == {
+        f"bytes={SENT}-{first - 1}",
+        f"bytes={first}-{second - 1}",
+        f"bytes={second}-{len(content) - 1}",
+    }
     # Without a relay the reader itself does the same.
     origin.breaks.add(f"blobs/{key}")
     assert open_log(origin.url).blobs.get(key) == content
-    assert origin.asked[f"blobs/{key}"] == 4
+    assert origin.ranges[-1] == f"bytes={SENT}-"
+    assert origin.asked[f"blobs/{key}"] == 1 + 3 + 2
+
+
+def test_a_relay_gives_out_parts_of_the_very_copy_that_is_asked_for(origin, relayed, rng):
+    content = rng.bytes(10_000)
+    key = blake3(content).hexdigest()
+    origin.objects[f"blobs/{key}"] = content
+
+    def get(wanted: str, tag: str | None = None) -> httpx2.Response:
+        headers = {"Range": wanted} | ({"If-Range": tag} if tag else {})
+        return httpx2.get(f"{relayed}/blobs/{key}", headers=headers, timeout=LIMIT)
+
+    first = get("bytes=0-99")
+    assert (first.status_code, first.content) == (206, content[:100])
+    assert first.headers["content-range"] == "bytes 0-99/10000"
+    tag = first.headers["etag"]
+    assert get("bytes=9000-20000", tag).content == content[9000:]
+    assert get("bytes=100-199", tag).content == content[100:200]
+    assert get("bytes=100-", tag).content == content[100:]
+    for whole in (
+        get("bytes=100-199"),
+        get("bytes=100-199", '"another"'),
+        get("bytes=0-99", '"another"'),
+        get("bytes=10000-", tag),
+        get("bytes=200-100", tag),
+        get("bytes=-5", tag),
+    ):
+        assert (whole.status_code, whole.content) == (200, content)
 
 
 def test_what_is_here_is_served_while_the_upstream_is_dead_and_the_rest_when_it_is_back(origin, relayed, rng):

@@ -71,40 +71,39 @@ class _Objects:
                 if transfer is None:
                     await _answer(send, 404)
                     return
-                offset = _offset(headers, transfer)
-                await self._stream(path, transfer, offset, send)
+                await self._stream(path, transfer, *_extent(headers, transfer), send)
         except HiLoError as error:
             await _answer(send, _IN_VAIN, str(error))
 
-    async def _stream(self, path: str, transfer: Transfer, offset: int, send: Any) -> None:
-        size = transfer.size or 0
+    async def _stream(self, path: str, transfer: Transfer, offset: int, end: int, partial: bool, send: Any) -> None:
         # An answer cannot be taken back once it has begun: where nothing can be sent yet, wait for the verdict.
-        first = await transfer.read(offset) if offset < size else b""
+        first = await transfer.read(offset, end) if offset < end else b""
         fields = {
-            "content-length": str(size - offset),
+            "content-length": str(end - offset),
             "content-type": "application/octet-stream",
             "cache-control": _keeping(path),
             "accept-ranges": "bytes",
             "etag": transfer.tag,
         }
-        if offset:
-            fields["content-range"] = f"bytes {offset}-{size - 1}/{size}"
-        await _start(send, 206 if offset else 200, fields)
+        if partial:
+            fields["content-range"] = f"bytes {offset}-{end - 1}/{transfer.size}"
+        await _start(send, 206 if partial else 200, fields)
         while True:
-            message = {"type": "http.response.body", "body": first, "more_body": offset + len(first) < size}
+            message = {"type": "http.response.body", "body": first, "more_body": offset + len(first) < end}
             async with asyncio.timeout(_SENDING):
                 await send(message)
             offset += len(first)
             self._served["bytes"] += len(first)
-            if offset >= size:
+            if offset >= end:
                 break
             try:
-                first = await transfer.read(offset)
+                first = await transfer.read(offset, end)
             except HiLoError:
                 # The server closes a connection whose answer remains short, and the reader sees that.
                 self._served["broken off"] += 1
                 return
-        self._served[path.partition("/")[0]] += 1
+        if end == transfer.size:
+            self._served[path.partition("/")[0]] += 1
 
 
 def application(cache: Cache, upstream: str) -> Starlette:
@@ -275,10 +274,14 @@ def _preferred_wait(header: str) -> float:
     return min(float(match[1]), LONGEST_WAIT) if match else 0.0
 
 
-def _offset(headers: dict[str, str], transfer: Transfer) -> int:
-    """Where the answer begins: a rest is given only of the very copy that its reader has the beginning of."""
-    match = re.fullmatch(r"bytes=(\d{1,15})-", headers.get("range", ""))
-    if match is None or headers.get("if-range") != transfer.tag or transfer.size is None:
-        return 0
-    offset = int(match[1])
-    return offset if offset < transfer.size else 0
+def _extent(headers: dict[str, str], transfer: Transfer) -> tuple[int, int, bool]:
+    """Where the answer begins and ends, and whether it is a part of the object.
+
+    A part is given only of the very copy that its reader has the beginning of, or of any if it has nothing yet.
+    """
+    size = transfer.size or 0
+    match = re.fullmatch(r"bytes=(\d{1,15})-(\d{0,15})", headers.get("range", ""))
+    if match is None or headers.get("if-range", transfer.tag if int(match[1]) == 0 else "") != transfer.tag:
+        return 0, size, False
+    offset, end = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size
+    return (offset, end, True) if offset < end else (0, size, False)

@@ -125,8 +125,8 @@ class Transfer:
             await self._news(remaining if self._missing else None)
         return True
 
-    async def read(self, offset: int) -> bytes:
-        """Some bytes from an offset below the size on, as soon as there are any.
+    async def read(self, offset: int, end: int | None = None) -> bytes:
+        """Some bytes from an offset below the size on, as soon as there are any, and none from `end` on.
 
         Raises:
             HiLoError: the transfer has failed.
@@ -134,9 +134,9 @@ class Transfer:
         while True:
             if self._error is not None:
                 raise self._error
-            end = min(self._visible(), offset + _PIECE)
-            if end > offset:
-                return bytes(memoryview(self._content)[offset:end])
+            until = min(self._visible(), offset + _PIECE, len(self._content) if end is None else end)
+            if until > offset:
+                return bytes(memoryview(self._content)[offset:until])
             await self._news(None)
 
     def _visible(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import obstore
@@ -15,6 +16,8 @@ from obstore.store import LocalStore, MemoryStore
 from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log import open_objects
 from hilosync.log.http import LONGEST_WAIT, SILENCE, HttpObjects, refusal_of
+from hilosync.relay.pieces import FIRST_PIECE, WAYS, cut, in_order
+from hilosync.relay.verification import is_immutable
 
 __all__ = ["Download", "HttpUpstream", "StoreUpstream", "Upstream", "open_upstream"]
 
@@ -24,6 +27,9 @@ _CHUNK = 64 << 10
 
 _LOCAL_CHUNK = 1 << 20
 """Bytes that are read at a time where no link is: the store's own stream of a file has pieces of 8 KiB."""
+
+_LONGEST_PIECE_SECONDS = 120.0
+"""Seconds in which a piece of a bucket's object, which comes as a whole, must have come."""
 
 
 @dataclass
@@ -38,7 +44,7 @@ class Download:
     """
 
     size: int
-    chunks: AsyncIterator[bytes]
+    chunks: AsyncGenerator[bytes]
     tag: str | None = None
     offset: int = 0
 
@@ -84,20 +90,30 @@ class StoreUpstream:
         self, path: str, wait: float = 0.0, offset: int = 0, tag: str | None = None
     ) -> AsyncIterator[Download | None]:
         """See `Upstream.open`."""
-        options: Any = {"range": {"offset": offset}} if offset else None
         download: Download | None = None
+        # A local object comes whole. Of others the first piece tells the size, and the rest comes beside it.
+        in_pieces = not self._local and is_immutable(path)
         try:
-            answer = await obstore.get_async(self._store, path, options=options)
+            answer = await self._get(path, offset, in_pieces)
             if offset and answer.meta["e_tag"] != tag:
-                offset, answer = 0, await obstore.get_async(self._store, path)
+                offset, answer = 0, await self._get(path, 0, in_pieces)
             size = answer.meta["size"]
-            chunks = self._pieces(path, offset, size) if self._local else self._chunks(path, answer)
+            if self._local:
+                chunks = self._pieces(path, offset, size)
+            elif in_pieces:
+                chunks = in_order(partial(self._piece, path, answer, offset), cut(offset, size), _LONGEST_PIECE_SECONDS)
+            else:
+                chunks = self._chunks(path, answer)
             download = Download(size, chunks, answer.meta["e_tag"], offset)
         except FileNotFoundError:
             pass
         except (BaseError, OSError) as error:
             raise self._unavailable(path, error) from error
-        yield download
+        if download is None:
+            yield None
+        else:
+            async with aclosing(download.chunks):
+                yield download
 
     async def size(self, path: str) -> int | None:
         """See `Upstream.size`."""
@@ -111,14 +127,30 @@ class StoreUpstream:
     async def close(self) -> None:
         """See `Upstream.close`."""
 
-    async def _chunks(self, path: str, answer: Any) -> AsyncIterator[bytes]:
+    async def _get(self, path: str, offset: int, in_pieces: bool) -> Any:
+        options: Any = {"range": {"offset": offset}} if offset else None
+        if in_pieces:
+            options = {"range": (offset, offset + FIRST_PIECE)}
+        return await obstore.get_async(self._store, path, options=options)
+
+    async def _piece(self, path: str, answer: Any, offset: int, start: int, end: int) -> AsyncGenerator[bytes]:
+        """One piece; the first is the answer that told the size."""
+        try:
+            if start == offset:
+                yield bytes(await answer.bytes_async())
+            else:
+                yield bytes(await obstore.get_range_async(self._store, path, start=start, end=end))
+        except (BaseError, OSError) as error:
+            raise self._unavailable(path, error) from error
+
+    async def _chunks(self, path: str, answer: Any) -> AsyncGenerator[bytes]:
         try:
             async for chunk in answer.stream(min_chunk_size=_CHUNK):
                 yield bytes(chunk)
         except (BaseError, OSError) as error:
             raise self._unavailable(path, error) from error
 
-    async def _pieces(self, path: str, start: int, end: int) -> AsyncIterator[bytes]:
+    async def _pieces(self, path: str, start: int, end: int) -> AsyncGenerator[bytes]:
         try:
             while start < end:
                 piece = await obstore.get_range_async(
@@ -155,7 +187,11 @@ class HttpUpstream:
         """See `Upstream.open`."""
         import httpx2
 
-        headers = {"Range": f"bytes={offset}-", "If-Range": tag} if offset and tag else {}
+        headers = {"If-Range": tag} if offset and tag else {}
+        if not tag:
+            offset = 0
+        if is_immutable(path):  # marks are small, and change
+            headers["Range"] = f"bytes={offset}-{offset + FIRST_PIECE - 1}"
         wait = min(wait, LONGEST_WAIT)
         if wait > 0.5:
             headers["Prefer"] = f"wait={wait:.0f}"
@@ -170,7 +206,9 @@ class HttpUpstream:
                         await response.aread()
                     why = f"the server said {response.status_code}{refusal_of(response)}"
                     raise self._unavailable(path, why)
-                yield self._download(path, response)
+                download = self._download(path, response)
+                async with aclosing(download.chunks):
+                    yield download
         except httpx2.HTTPError as error:
             raise self._unavailable(path, type(error).__name__) from error
 
@@ -193,16 +231,48 @@ class HttpUpstream:
         await self._client.aclose()
 
     def _download(self, path: str, response: Any) -> Download:
+        offset, size = self._extent(path, response)
+        tag = response.headers.get("ETag")
+        if tag is not None and tag.startswith("W/"):
+            tag = None  # equal enough to look at, but perhaps other bytes
+        if response.status_code == 206:
+            piece = partial(self._piece, path, response, offset, size, tag)
+            return Download(size, in_order(piece, cut(offset, size), SILENCE), tag, offset)
+        return Download(size, self._chunks(path, response), tag, offset)
+
+    def _extent(self, path: str, response: Any) -> tuple[int, int]:
+        """Where the answer begins in the object, and the object's size."""
         if response.status_code == 206:
             match = re.fullmatch(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})", response.headers.get("Content-Range", ""))
         else:
             match = re.fullmatch(r"()(\d{1,15})", response.headers.get("Content-Length", ""))
         if match is None:
             raise self._unavailable(path, "the server does not say how long it is")
-        offset, size = int(match[1] or 0), int(match[2])
-        return Download(size, self._chunks(path, response), response.headers.get("ETag"), offset)
+        return int(match[1] or 0), int(match[2])
 
-    async def _chunks(self, path: str, response: Any) -> AsyncIterator[bytes]:
+    async def _piece(
+        self, path: str, answer: Any, offset: int, size: int, tag: str | None, start: int, end: int
+    ) -> AsyncGenerator[bytes]:
+        """One piece; the first is the answer that told the size."""
+        import httpx2
+
+        if start == offset:
+            async for chunk in self._chunks(path, answer):
+                yield chunk
+            return
+        headers = {"Range": f"bytes={start}-{end - 1}"} | ({"If-Range": tag} if tag else {})
+        # A relay that is itself receiving the object has this piece only after the ones before it.
+        timeout = httpx2.Timeout(SILENCE, connect=_CONNECT, read=WAYS * SILENCE)
+        try:
+            async with self._client.stream("GET", f"{self.url}/{path}", headers=headers, timeout=timeout) as response:
+                if response.status_code != 206 or self._extent(path, response) != (start, size):
+                    raise self._unavailable(path, f"expected a piece of it, the server said {response.status_code}")
+                async for chunk in self._chunks(path, response):
+                    yield chunk
+        except httpx2.HTTPError as error:
+            raise self._unavailable(path, type(error).__name__) from error
+
+    async def _chunks(self, path: str, response: Any) -> AsyncGenerator[bytes]:
         import httpx2
 
         try:
