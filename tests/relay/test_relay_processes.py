@@ -16,7 +16,7 @@ from relay_parts import LIMIT, SENT, Origin, chain, health, relay, step
 
 from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log import Order, open_log
-from hilosync.relay.pieces import FIRST_PIECE
+from hilosync.log.pieces import FIRST_PIECE
 from hilosync.wire import Manifest, encode_manifest
 
 

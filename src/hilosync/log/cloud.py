@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log.objects import Objects
+from hilosync.log.pieces import FIRST_PIECE, WAYS, cut
 from hilosync.log.polling import Polling
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ _RETRIES: RetryConfig = {
 
 # Records, blobs and manifests never change, so that any cache may keep them; marks do.
 _IMMUTABLE = re.compile(r"(steps|snapshots)/\d+|blobs/.+")
+_LARGE = re.compile(r"steps/\d+|blobs/.+")
 _KEEP = "public, max-age=31536000, immutable"
 _ASK = "no-cache"
 
@@ -96,6 +99,29 @@ _ADVICE_BY_STATUS = {
 
 class CloudObjects(Objects):
     """Objects of a bucket. A write that has returned is durable: the service says so only then."""
+
+    def get(self, path: str) -> bytes | None:
+        """See `Objects.get`. What may be large comes over several connections."""
+        if not _LARGE.fullmatch(path):
+            return super().get(path)
+        with self._explained(f"read {path}"):
+            try:
+                answer = obstore.get(self.store, path, options={"range": (0, FIRST_PIECE)})
+                size = self.bounded(path, answer.meta["size"])
+                if size <= FIRST_PIECE:
+                    return bytes(answer.bytes())
+                with ThreadPoolExecutor(WAYS - 1) as ways:
+                    rest = [ways.submit(self._piece, path, *ends) for ends in cut(0, size)[1:]]
+                    return b"".join([bytes(answer.bytes()), *(piece.result() for piece in rest)])
+            except FileNotFoundError:
+                return None
+            except BaseError as error:
+                if re.search(r"InvalidRange|status code: 416", str(error)) is None:
+                    raise
+        return super().get(path)  # which is empty, so that it has no first bytes
+
+    def _piece(self, path: str, start: int, end: int) -> bytes:
+        return bytes(obstore.get_range(self.store, path, start=start, end=end))
 
     def create(self, path: str, content: bytes, durable: bool = False) -> bool:
         """See `Objects.create`."""

@@ -62,15 +62,22 @@ class Objects:
         with self._explained(f"read {path}"):
             try:
                 answer = obstore.get(self.store, path)
-                size = answer.meta["size"]
-                if size > LARGEST_OBJECT:
-                    raise LogUnavailable(
-                        f"{self.url}: {path} has {size} bytes: expected at most {LARGEST_OBJECT}; "
-                        "it is no part of a log"
-                    )
+                self.bounded(path, answer.meta["size"])
                 return bytes(answer.bytes())
             except FileNotFoundError:
                 return None
+
+    def bounded(self, path: str, size: int) -> int:
+        """The object's size, unless it is absurd.
+
+        Raises:
+            LogUnavailable: it is.
+        """
+        if size > LARGEST_OBJECT:
+            raise LogUnavailable(
+                f"{self.url}: {path} has {size} bytes: expected at most {LARGEST_OBJECT}; it is no part of a log"
+            )
+        return size
 
     def exists(self, path: str) -> bool:
         """Whether there is such an object."""

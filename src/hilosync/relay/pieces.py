@@ -1,8 +1,4 @@
-"""One object over several connections: pieces of it come at once and are handed on in order.
-
-A packet that is lost halves the rate of its connection. Over a wide-area path it takes many round trips to grow
-again, so that a single connection stays far below what the path could carry, and several of them add up.
-"""
+"""The pieces of an object, fetched beside one another and handed on in order while they come."""
 
 from __future__ import annotations
 
@@ -11,26 +7,15 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 
 from hilosync.errors import LogUnavailable
+from hilosync.log.pieces import WAYS
 
-__all__ = ["FIRST_PIECE", "WAYS", "cut", "in_order"]
+__all__ = ["LONGEST_PIECE", "in_order"]
 
-WAYS = 8
-"""Connections that an object comes over, at most."""
-
-FIRST_PIECE = 256 << 10
-"""Bytes that are asked for before the object's size is known; an object of no more than that comes in one piece."""
-
-_LONGEST_PIECE = 1 << 20
+LONGEST_PIECE = 1 << 20
+"""Bytes of a piece at most: of eight pieces that share a link, the first is whole only when all nearly are."""
 
 Piece = Callable[[int, int], AsyncIterator[bytes]]
 """The bytes of an object from one offset to another, as they come. Raises `LogUnavailable`."""
-
-
-def cut(start: int, size: int) -> list[tuple[int, int]]:
-    """Where the pieces of an object of `size` bytes begin and end, from offset `start` on."""
-    second = min(start + FIRST_PIECE, size)
-    length = min(max(-(-(size - second) // (WAYS - 1)), FIRST_PIECE), _LONGEST_PIECE)
-    return [(start, second), *((first, min(first + length, size)) for first in range(second, size, length))]
 
 
 async def in_order(piece: Piece, pieces: Iterable[tuple[int, int]], silence: float) -> AsyncGenerator[bytes]:

@@ -16,7 +16,8 @@ from obstore.store import LocalStore, MemoryStore
 from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log import open_objects
 from hilosync.log.http import LONGEST_WAIT, SILENCE, HttpObjects, refusal_of
-from hilosync.relay.pieces import FIRST_PIECE, WAYS, cut, in_order
+from hilosync.log.pieces import FIRST_PIECE, WAYS, cut
+from hilosync.relay.pieces import LONGEST_PIECE, in_order
 from hilosync.relay.verification import is_immutable
 
 __all__ = ["Download", "HttpUpstream", "StoreUpstream", "Upstream", "open_upstream"]
@@ -101,7 +102,9 @@ class StoreUpstream:
             if self._local:
                 chunks = self._pieces(path, offset, size)
             elif in_pieces:
-                chunks = in_order(partial(self._piece, path, answer, offset), cut(offset, size), _LONGEST_PIECE_SECONDS)
+                chunks = in_order(
+                    partial(self._piece, path, answer, offset), cut(offset, size, LONGEST_PIECE), _LONGEST_PIECE_SECONDS
+                )
             else:
                 chunks = self._chunks(path, answer)
             download = Download(size, chunks, answer.meta["e_tag"], offset)
@@ -237,7 +240,7 @@ class HttpUpstream:
             tag = None  # equal enough to look at, but perhaps other bytes
         if response.status_code == 206:
             piece = partial(self._piece, path, response, offset, size, tag)
-            return Download(size, in_order(piece, cut(offset, size), SILENCE), tag, offset)
+            return Download(size, in_order(piece, cut(offset, size, LONGEST_PIECE), SILENCE), tag, offset)
         return Download(size, self._chunks(path, response), tag, offset)
 
     def _extent(self, path: str, response: Any) -> tuple[int, int]:
