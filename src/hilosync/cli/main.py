@@ -18,7 +18,7 @@ from hilosync.errors import HiLoError
 __all__ = ["hilo", "main"]
 
 _COMMANDS = {
-    "bench": "Measure: replay, codecs, learning, recovery.",
+    "bench": "Measure: replay, codecs, learning, recovery, networks.",
     "demo": "Watch a learner and two workers train a tiny model.",
     "inspect": "Show what a log holds.",
     "learn": "Run the learner of a run.",
