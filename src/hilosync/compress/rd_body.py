@@ -98,18 +98,27 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
     grids = np.ldexp(np.float32(1), finest - exponents)
     reaches, sizes = groupings()[:, parts.classes - CLASSES[0]]
     rows, columns = np.array([(block.rows, block.columns) for block in plan.blocks]).T.copy()
-    values = np.empty(int((parts.ranks * (rows + columns)).sum()), np.float32)
+    row_ends, column_ends = np.cumsum(parts.ranks * rows), np.cumsum(parts.ranks * columns)
+    # Two arrays rather than one: C libraries keep blocks of up to 32 MB at hand, and clear larger ones.
+    lefts, rights = np.empty(row_ends[-1], np.float32), np.empty(column_ends[-1], np.float32)
     escaped = np.empty(len(counts), np.int32)
-    fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, parts.ranks, rows, columns, values, escaped)
+    fill_factors(
+        symbols, starts, reaches, sizes, bases, entries, grids, parts.ranks, rows, columns, lefts, rights, escaped
+    )
 
-    decoded: list[LowRankBlock] = []
-    scales, flat, start = np.ones(len(plan.blocks)), torch.from_numpy(values), 0
+    scales = np.ones(len(plan.blocks))
     scales[parts.ranks > 0] = step * np.exp2(-exponents[parts.leads()])
-    for block, k, scale in zip(plan.blocks, parts.ranks.tolist(), scales.tolist(), strict=True):
-        middle, end = start + block.rows * k, start + (block.rows + block.columns) * k
-        factors = flat[start:middle].view(block.rows, k), flat[middle:end].view(k, block.columns)
-        decoded.append(LowRankBlock(*factors, scale))
-        start = end
+    decoded = [
+        LowRankBlock(left.view(block.rows, k), right.view(k, block.columns), scale)
+        for block, k, scale, left, right in zip(
+            plan.blocks,
+            parts.ranks.tolist(),
+            scales.tolist(),
+            torch.from_numpy(lefts).tensor_split(row_ends[:-1].tolist()),
+            torch.from_numpy(rights).tensor_split(column_ends[:-1].tolist()),
+            strict=True,
+        )
+    ]
 
     blocks, places = parts.each(range(len(decoded))), parts.each(np.cumsum(parts.ranks) - parts.ranks)
     for c in np.flatnonzero(escaped).tolist():

@@ -21,6 +21,9 @@ _ESCAPED = np.int32(1 << 20)
 _RECIPROCAL_BITS = np.int32(20)
 """Of 1/(2M + 1) as an integer; exact for quotients of 12-bit symbols by numbers below 64."""
 
+_LINE = 16
+"""Numbers of 32 bits in a line of the cache."""
+
 _kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
 _helper: Any = numba.njit(error_model="numpy", nogil=True)
 _sums: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
@@ -144,7 +147,7 @@ def ungroup(symbols, reach, size, out):
 
 
 @_kernel
-def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, rows, columns, values, escaped):
+def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, rows, columns, lefts, rights, escaped):
     """Makes the factors of all blocks from symbols and basis integers.
 
     Args:
@@ -155,26 +158,28 @@ def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, 
         entries: where those of each component begin, int64, shape (components,).
         grids: what to multiply them by, by component, fp32.
         ranks, rows, columns: of each block, int64, shape (blocks,).
-        values: left (rows × k) and right factor (k × columns) of one block after another, fp32, flat.
+        lefts, rights: factors (rows × k) and (k × columns) of one block after another, fp32, flat.
         escaped: number of escaped groups by component afterwards, int32, shape (components,).
     """
     longest = max(rows.max(), columns.max())
     rests = np.empty(longest, np.int32)
-    first, start = 0, 0
+    first, row, column = 0, 0, 0
     for b in range(len(ranks)):
         k, tall = ranks[b], rows[b] > columns[b]
         r, n = min(rows[b], columns[b]), max(rows[b], columns[b])
-        middle, end = start + rows[b] * k, start + (rows[b] + columns[b]) * k
-        left, right = values[start:middle].reshape(rows[b], k), values[middle:end].reshape(k, columns[b])
+        left = lefts[row : row + rows[b] * k].reshape(rows[b], k)
+        right = rights[column : column + k * columns[b]].reshape(k, columns[b])
         coefficients = np.empty((k, n), np.float32) if tall else right
         for i in range(k):
             c = first + i
             of_component = symbols[starts[c] : starts[c] + (n + sizes[c] - 1) // sizes[c]]
             escaped[c] = _split(of_component, reaches[c], sizes[c], rests, coefficients[i])
         if tall:
-            for j in range(n):
+            # A line of the cache at a time: rows of equal length would push one another out of it.
+            for line in range(0, n, _LINE):
                 for i in range(k):
-                    left[j, i] = coefficients[i, j]
+                    for j in range(line, min(line + _LINE, n)):
+                        left[j, i] = coefficients[i, j]
         for i in range(k):
             basis, grid = bases[entries[first + i] : entries[first + i] + r], grids[first + i]
             for j in range(r):
@@ -183,7 +188,7 @@ def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, 
                     right[i, j] = value
                 else:
                     left[j, i] = value
-        first, start = first + k, end
+        first, row, column = first + k, row + rows[b] * k, column + k * columns[b]
 
 
 def symbol_counts(n, sizes):
