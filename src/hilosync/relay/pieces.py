@@ -14,11 +14,11 @@ __all__ = ["LONGEST_PIECE", "in_order"]
 LONGEST_PIECE = 1 << 20
 """Bytes of a piece at most: of eight pieces that share a link, the first is whole only when all nearly are."""
 
-Piece = Callable[[int, int], AsyncIterator[bytes]]
+_Piece = Callable[[int, int], AsyncIterator[bytes]]
 """The bytes of an object from one offset to another, as they come. Raises `LogUnavailable`."""
 
 
-async def in_order(piece: Piece, pieces: Iterable[tuple[int, int]], silence: float) -> AsyncGenerator[bytes]:
+async def in_order(piece: _Piece, pieces: Iterable[tuple[int, int]], silence: float) -> AsyncGenerator[bytes]:
     """An object's bytes in their order, while up to `WAYS` pieces of it are on their way.
 
     Args:
@@ -52,7 +52,7 @@ async def in_order(piece: Piece, pieces: Iterable[tuple[int, int]], silence: flo
         await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
 
 
-async def _fill(chunks: asyncio.Queue[bytes | None], piece: Piece, start: int, end: int) -> None:
+async def _fill(chunks: asyncio.Queue[bytes | None], piece: _Piece, start: int, end: int) -> None:
     try:
         async for chunk in piece(start, end):
             start += len(chunk)
