@@ -6,6 +6,7 @@ http://HOST/PREFIX+s3://BUCKET/PREFIX      reads come by HTTP; writes and the ma
 
 from __future__ import annotations
 
+import atexit
 import random
 import re
 import time
@@ -175,12 +176,14 @@ def _client() -> Any:
     """One client for all views: it keeps connections open, and reading the system's certificates takes a while."""
     import httpx2
 
-    return httpx2.Client(
+    client = httpx2.Client(
         timeout=httpx2.Timeout(SILENCE, connect=_CONNECT),
         headers={"Accept-Encoding": "identity"},
         follow_redirects=True,
         max_redirects=3,
     )
+    atexit.register(client.close)
+    return client
 
 
 class _Transfer:
