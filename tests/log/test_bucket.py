@@ -14,6 +14,7 @@ import pytest
 from hilosync.errors import ConfigurationError, Fenced, LogNotFound, LogUnavailable, UnknownName
 from hilosync.log import open_log
 from hilosync.log.cloud import split_bucket
+from hilosync.log.pieces import FIRST_PIECE, WAYS, cut
 
 RACERS = 16
 
@@ -100,6 +101,24 @@ def test_a_large_record_is_created_in_one_piece(bucket, request, rng):
     with pytest.raises(Fenced):
         steps.append(0, record[:-1])
     assert steps.read(0) == record
+
+
+def test_a_large_record_is_read_over_several_connections_and_a_small_one_by_one(bucket, request, rng, monkeypatch):
+    steps = open_log(f"s3://{bucket}/{request.node.name}", create=True).steps
+    asked, get_range = [], obstore.get_range
+
+    def counted(store, path, **ends):
+        asked.append((path, ends["start"], ends["end"]))
+        return get_range(store, path, **ends)
+
+    monkeypatch.setattr(obstore, "get_range", counted)
+    small, large = rng.bytes(FIRST_PIECE), rng.bytes(3_000_000)
+    steps.append(0, small)
+    steps.append(1, large)
+    assert steps.read(0) == small and asked == []
+    assert steps.read(1) == large
+    assert sorted(asked) == [(f"steps/{1:020d}", *ends) for ends in cut(0, len(large))[1:]]
+    assert len(asked) == WAYS - 1
 
 
 def test_what_never_changes_may_be_kept_by_every_cache_and_what_changes_by_none(bucket, request):
