@@ -161,15 +161,18 @@ def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, 
         lefts, rights: factors (rows × k) and (k × columns) of one block after another, fp32, flat.
         escaped: number of escaped groups by component afterwards, int32, shape (components,).
     """
-    longest = max(rows.max(), columns.max())
-    rests = np.empty(longest, np.int32)
+    longest, largest = 0, 0
+    for b in range(len(ranks)):
+        longest = max(longest, rows[b], columns[b])
+        largest = max(largest, ranks[b] * rows[b])
+    rests, scratch = np.empty(longest, np.int32), np.empty(largest, np.float32)
     first, row, column = 0, 0, 0
     for b in range(len(ranks)):
         k, tall = ranks[b], rows[b] > columns[b]
         r, n = min(rows[b], columns[b]), max(rows[b], columns[b])
         left = lefts[row : row + rows[b] * k].reshape(rows[b], k)
         right = rights[column : column + k * columns[b]].reshape(k, columns[b])
-        coefficients = np.empty((k, n), np.float32) if tall else right
+        coefficients = scratch[: k * n].reshape(k, n) if tall else right
         for i in range(k):
             c = first + i
             of_component = symbols[starts[c] : starts[c] + (n + sizes[c] - 1) // sizes[c]]
