@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hilosync.bench import network
 from hilosync.bench.arrivals import Arrivals, Sent
-from hilosync.bench.links import Link, network_missing
+from hilosync.bench.links import Link
 from hilosync.bench.network import Sizes, model_sizes, run_network
 from hilosync.bench.peers import Chain, follow
 from hilosync.bench.tree import run_tree
@@ -167,7 +167,6 @@ def test_a_tree_shares_an_adapter_and_a_snapshot():
 
 
 @pytest.mark.net
-@pytest.mark.skipif(network_missing() is not None, reason=f"no shaped links: {network_missing()}")
 def test_nothing_is_lost_over_a_lossy_link_that_is_cut():
     link = Link(mbit=20, delay_ms=5, jitter_ms=2, loss=0.01)
     sizes = Sizes(record=20_000, adapter=100_000, blocks=10)
