@@ -19,7 +19,7 @@ from hilosync.bench.s3_server import s3_environment
 from hilosync.log import Log, open_log
 from hilosync.wire import decode_record
 
-LIMIT = 240.0
+LIMIT = 500.0
 """Seconds after which whatever is waited for has failed."""
 
 SMALL = ["--batches", "2", "--prompts", "2", "--samples", "2", "--people", "2", "--rank", "8", "--problems", "4"]
@@ -107,6 +107,7 @@ class Hilo:
         """Starts it in a site, or on this machine."""
         self._count += 1
         output, code = (self._folder / f"{self._count}.{suffix}" for suffix in ("log", "code"))
+        output.touch()
         asked = {
             "space": None if site is None else site.entering[-1],
             "arguments": list(map(str, arguments)),
