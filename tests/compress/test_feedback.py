@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hilosync.arithmetic.gradient import DenseBlock, LowRankBlock
-from hilosync.compress import accumulate, default_decay, get_compressor, project_out, retain
+from hilosync.compress import Warmup, correct, default_decay, encode_corrected, get_compressor, project_out, retain
 from hilosync.compress.feedback import reference_residual
 from hilosync.errors import NonFinite
 
@@ -28,20 +28,16 @@ def some_decoded(plan, seed=0):
     return tuple(decoded), torch.cat(dense)
 
 
-def corrected(plan, gradient, residual, clip=None):
-    """G' and ‖G‖² of each block."""
-    out = torch.full_like(residual, 7.0)
-    return out, accumulate(plan, gradient, residual, clip, out=out)
+def some_residual(plan, seed=3):
+    return torch.randn(plan.size, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9, 0.0])
 def test_the_residual_agrees_with_the_equation(plan, gradient, decay):
     decoded, dense = some_decoded(plan)
-    before = torch.randn(plan.size, generator=torch.Generator().manual_seed(3))
-    kept = before.clone()
-    residual, sent = corrected(plan, gradient, before)
-    assert torch.equal(before, kept)
-    left = retain(plan, residual, decoded, decay)
+    before = some_residual(plan)
+    residual = before.clone()
+    sent, left = retain(plan, correct(plan, gradient, residual), decoded, decay)
     torch.testing.assert_close(residual, reference_residual(gradient, before, dense, decay), atol=1e-5, rtol=1e-5)
     for view, energy in zip(plan.views(gradient), sent, strict=True):
         assert energy == pytest.approx(view.square().sum().item(), rel=1e-5)
@@ -50,53 +46,80 @@ def test_the_residual_agrees_with_the_equation(plan, gradient, decay):
 
 
 def test_clipping_bounds_the_gradient_and_not_the_residual(plan, gradient):
-    before = torch.randn(plan.size, generator=torch.Generator().manual_seed(3))
-    total, energies = corrected(plan, gradient, before, clip=0.25)
-    norm = float(np.sqrt(energies.sum()))
-    assert norm == pytest.approx(gradient.norm().item(), rel=1e-5) and norm > 0.25
-    torch.testing.assert_close(total, before + gradient * (0.25 / norm))
-    total, _ = corrected(plan, gradient, before, clip=2 * norm)
-    torch.testing.assert_close(total, before + gradient)
-    total, _ = corrected(plan, torch.zeros_like(gradient), before, clip=0.25)
-    assert torch.equal(total, before)
+    before = some_residual(plan)
+    norm = gradient.norm().item()
+    clipped = correct(plan, gradient, before, clip=0.25)
+    torch.testing.assert_close(clipped.stored(), before + gradient * (0.25 / norm))
+    decoded, dense = some_decoded(plan)
+    residual = before.clone()
+    retain(plan, correct(plan, gradient, residual, clip=0.25), decoded, 0.9)
+    expected = reference_residual(gradient * (0.25 / norm), before, dense, 0.9)
+    torch.testing.assert_close(residual, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(correct(plan, gradient, before, clip=2 * norm).stored(), before + gradient)
+    assert torch.equal(correct(plan, torch.zeros_like(gradient), before, clip=0.25).stored(), before)
 
 
-def test_a_cap_bounds_the_norm_of_what_is_kept(plan, gradient):
+def nothing_decoded(plan, flat):
+    return tuple(LowRankBlock(view[:, :0], view[:0]) for view in plan.views(flat))
+
+
+def test_a_cap_bounds_the_norm_of_what_is_kept_in_units_of_the_gradient(plan, gradient):
     decoded, _ = some_decoded(plan)
-    residual = gradient.clone()
-    energies = retain(plan, residual, decoded, cap=0.1)
-    assert torch.linalg.vector_norm(residual).item() == pytest.approx(0.1, rel=1e-4)
-    assert energies.sum() == pytest.approx(0.01, rel=1e-4)
+    residual = torch.zeros(plan.size)
+    _, energies = retain(plan, correct(plan, gradient, residual), decoded, cap=0.1)
+    allowed = 0.1 * gradient.norm().item()
+    assert torch.linalg.vector_norm(residual).item() == pytest.approx(allowed, rel=1e-4)
+    assert energies.sum() == pytest.approx(allowed**2, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["spar", "spar_rd", "powersgd", "dense"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e37, -1e37])
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_a_gradient_that_no_record_may_carry_is_refused_by_the_tensors_name(bad, clip, plan, gradient):
+def test_a_gradient_that_no_record_may_carry_is_refused_by_the_tensors_name(name, bad, clip, plan, gradient):
     spoiled = gradient.clone()
     spoiled[plan.offsets[2]] = bad
-    residual = torch.ones(plan.size)
+    compressor, residual = get_compressor(name), torch.ones(plan.size)
     with pytest.raises(NonFinite, match=rf"the gradient of {plan.blocks[2].name} holds"):
-        corrected(plan, spoiled, residual, clip)
+        corrected = correct(plan, spoiled, residual, clip)
+        encode_corrected(compressor, plan, compressor.init(plan), corrected, 10**6)
     assert torch.equal(residual, torch.ones(plan.size))
 
 
-def test_a_sum_beyond_the_limit_is_refused_before_the_residual_changes(plan):
-    residual = torch.zeros(plan.size)
+@pytest.mark.parametrize("name", ["spar", "spar_rd", "powersgd", "dense"])
+def test_a_sum_beyond_the_limit_is_refused_before_the_residual_changes(name, plan):
+    compressor, residual = get_compressor(name), torch.zeros(plan.size)
     residual[-1] = 0.75 * 2.0**120
     before = residual.clone()
     with pytest.raises(NonFinite, match=f"the sum of gradient and residual of {plan.blocks[-1].name}"):
-        corrected(plan, residual.clone(), residual)
+        corrected = correct(plan, residual.clone(), residual)
+        encode_corrected(compressor, plan, compressor.init(plan), corrected, 10**6)
     assert torch.equal(residual, before)
-    total, _ = corrected(plan, -before, residual)
-    assert not total.any()
+    assert not correct(plan, -before, residual).stored().any()
+
+
+@pytest.mark.parametrize("name", ["spar", "spar_rd", "powersgd", "warmup"])
+def test_a_sum_that_is_not_stored_gives_the_payload_of_the_stored_one(name, plan, gradient):
+    compressor = Warmup("spar", {"budget": "rank 1"}, steps=0) if name == "warmup" else get_compressor(name)
+    residual = 0.3 * gradient.roll(5)
+    kept = residual.clone()
+    corrected = correct(plan, gradient, residual, clip=0.5)
+    payload, _ = encode_corrected(compressor, plan, compressor.init(plan), corrected, plan.one_rank_bytes())
+    stored, _ = compressor.encode(plan, compressor.init(plan), corrected.stored(), plan.one_rank_bytes())
+    assert torch.equal(residual, kept)
+    left = []
+    for found in (payload, stored):
+        residual = kept.clone()
+        _, energies = retain(plan, correct(plan, gradient, residual, clip=0.5), compressor.decode(plan, found))
+        left.append(energies.sum())
+    assert len(payload) == pytest.approx(len(stored), rel=0.01) and left[0] == pytest.approx(left[1], rel=0.01)
 
 
 def test_energies_of_tiny_and_huge_gradients_do_not_vanish_or_overflow(plan, gradient):
     expected = gradient[: plan.offsets[1]].double().square().sum().item()
     for scale in (1e-30, 1e30):
-        total, energies = corrected(plan, gradient * scale, torch.zeros(plan.size))
-        assert energies[0] == pytest.approx(expected * scale**2, rel=1e-3)
-        left = retain(plan, total, tuple(LowRankBlock(v[:, :0], v[:0]) for v in plan.views(total)))
+        corrected = correct(plan, gradient * scale, torch.zeros(plan.size))
+        sent, left = retain(plan, corrected, nothing_decoded(plan, gradient))
+        assert sent[0] == pytest.approx(expected * scale**2, rel=1e-3)
         assert left[0] == pytest.approx(expected * scale**2, rel=1e-3)
 
 
@@ -106,8 +129,8 @@ def test_threads_change_nothing_but_the_time(plan, gradient):
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            total, sent = corrected(plan, gradient, torch.ones(plan.size))
-            found.append((total, sent, retain(plan, total, decoded)))
+            residual = torch.ones(plan.size)
+            found.append((residual, *retain(plan, correct(plan, gradient, residual), decoded)))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0][0], found[1][0])

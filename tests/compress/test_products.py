@@ -5,55 +5,150 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hilosync.compress.products import gram, project, subtract_product
+from hilosync.compress.gram import gram, reference_gram
+from hilosync.compress.products import low_rank_factors, project, replace_residual
 
-SHAPES = [(1, 1), (1, 40), (3, 50), (16, 200), (20, 70), (64, 300), (65, 131), (64, 1100)]
+SHAPES = [(1, 1), (1, 40), (3, 50), (16, 200), (20, 70), (8, 256), (64, 300), (65, 131), (64, 1100), (128, 256)]
 SHAPES += [(n, r) for r, n in SHAPES if r != n]
+
+FACTOR = np.float32(0.7)
 
 
 def block(shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def short_first(G):
-    return (G if G.shape[0] <= G.shape[1] else G.T).astype(np.float64)
+def short_first(M):
+    return M if M.shape[0] <= M.shape[1] else M.T
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gram_matrices_agree_with_the_product(shape):
+def summed(G, E):
+    return E.astype(np.float64) + float(FACTOR) * G.astype(np.float64)
+
+
+def extent(shapes):
+    """Where blocks of these shapes begin and end, and their columns."""
+    return np.cumsum([0, *(rows * columns for rows, columns in shapes)]), np.array([s[1] for s in shapes])
+
+
+def grams(shapes, G, E, factor=FACTOR):
+    sizes = np.array([min(shape) ** 2 for shape in shapes])
+    starts = np.cumsum(sizes) - sizes
+    out, traces = np.full(sizes.sum(), np.nan, np.float32), np.full(len(shapes), np.nan, np.float32)
+    gram(G, E, factor, *extent(shapes), starts, out, traces)
+    return [part.reshape(min(s), -1) for part, s in zip(np.split(out, starts[1:]), shapes, strict=True)], traces
+
+
+def test_gram_matrices_agree_with_the_product():
+    Gs, Es = [block(shape, 1) for shape in SHAPES], [block(shape, 2) for shape in SHAPES]
+    flat = [np.concatenate([part.ravel() for part in parts]) for parts in (Gs, Es)]
+    found, traces = grams(SHAPES, *flat)
+    for G, E, K, trace in zip(Gs, Es, found, traces, strict=True):
+        expected = reference_gram(G, E, float(FACTOR))
+        np.testing.assert_allclose(K, expected, atol=1e-3 * expected.max())
+        assert np.array_equal(K, K.T) and trace == pytest.approx(np.trace(expected), rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(64, 512), (512, 64), (64, 200), (16, 16)])
+def test_rounding_to_twelve_bits_is_white_noise_far_below_a_panel_s_energy(shape):
+    """Also where a few columns hold most of the energy, as in real gradients."""
     G = block(shape)
-    K = np.empty((min(shape), min(shape)), np.float32)
-    gram(G, K)
-    expected = short_first(G) @ short_first(G).T
-    np.testing.assert_allclose(K, expected, atol=1e-5 * expected.max())
-    assert np.array_equal(K, K.T)
+    short_first(G)[:, ::10] *= 30
+    found, _ = grams([shape], G.ravel(), np.zeros(G.size, np.float32), np.float32(1))
+    expected = reference_gram(G, 0 * G, 1.0)
+    assert np.abs(np.linalg.eigvalsh(found[0] - expected)).max() < 5e-4 * np.linalg.eigvalsh(expected).max()
+    assert np.trace(found[0]) == pytest.approx(np.trace(expected), rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64), (5, 7), (64, 300)])
+@pytest.mark.parametrize("exponent", [-60, 0, 40])
+def test_gram_matrices_scale_exactly_with_powers_of_two(shape, exponent):
+    G = block(shape)
+    (K,), _ = grams([shape], G.ravel(), G.ravel())
+    (scaled,), _ = grams([shape], np.ldexp(G, exponent).ravel(), np.ldexp(G, exponent).ravel())
+    np.testing.assert_array_equal(scaled, np.ldexp(K, 2 * exponent))
+
+
+def test_the_largest_numbers_that_a_panel_may_round_to_do_not_overflow():
+    for shape in ((64, 128), (128, 64)):
+        for value in (1.0, 2 - 2.0**-11, 2 - 2.0**-12, 2 - 2.0**-13, 2 - 2.0**-20):
+            G = np.full(shape, value, np.float32)
+            (K,), _ = grams([shape], G.ravel(), 0 * G.ravel(), np.float32(1))
+            np.testing.assert_allclose(K, 128 * value**2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64), (5, 7), (64, 300), (300, 64)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0**121, -(2.0**121)])
+def test_a_number_that_no_gradient_may_hold_shows_in_the_trace(shape, bad):
+    for place in (0, -1):
+        for holder in (0, 1):
+            pair = [block(shape, seed).ravel() for seed in (1, 2)]
+            pair[holder][place] = bad
+            _, (trace,) = grams([shape], *pair)
+            assert not trace <= 1e38
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("count", [0, 1, 3, 8])
 def test_projections_agree_with_the_product(shape, count):
-    G, P = block(shape), block((count, min(shape)), seed=1)
-    np.testing.assert_allclose(project(P, G), P.astype(np.float64) @ short_first(G), atol=1e-4)
+    G, E, P = block(shape, 1), block(shape, 2), block((count, min(shape)), seed=3)
+    np.testing.assert_allclose(project(P, G, E, FACTOR), P.astype(np.float64) @ short_first(summed(G, E)), atol=2e-4)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("count", [0, 1, 5])
+def test_low_rank_factors_of_all_blocks_are_bases_and_projections():
+    ranks = np.arange(len(SHAPES)) % 4
+    Gs, Es = [block(shape, 1) for shape in SHAPES], [block(shape, 2) for shape in SHAPES]
+    bases = [block((k, min(shape)), seed=3) for k, shape in zip(ranks, SHAPES, strict=True)]
+    G, E, P = (np.concatenate([part.ravel() for part in parts]) for parts in (Gs, Es, bases))
+    out = np.full(sum(k * sum(shape) for k, shape in zip(ranks, SHAPES, strict=True)), np.nan, np.float32)
+    low_rank_factors(P, ranks, G, E, FACTOR, *extent(SHAPES), out)
+    start = 0
+    for shape, k, U, M in zip(SHAPES, ranks, bases, map(summed, Gs, Es), strict=True):
+        left = out[start : start + shape[0] * k].reshape(shape[0], k)
+        right = out[start + shape[0] * k : start + sum(shape) * k].reshape(k, shape[1])
+        wide = shape[0] <= shape[1]
+        np.testing.assert_allclose(left, U.T if wide else M @ U.T, atol=2e-4)
+        np.testing.assert_allclose(right, U @ M if wide else U, atol=2e-4)
+        start += sum(shape) * k
+
+
 @pytest.mark.parametrize("keep", [1.0, 0.9, 0.0])
-def test_low_rank_corrections_agree_with_the_product(shape, count, keep):
-    G, left, right = block(shape), block((shape[0], count), seed=1), block((count, shape[1]), seed=2)
-    expected = np.float32(keep) * G.astype(np.float64) - left.astype(np.float64) @ right
-    energy = subtract_product(G, left, right, np.float32(keep))
-    np.testing.assert_allclose(G, expected, atol=1e-5)
-    assert energy == pytest.approx((expected**2).sum(), rel=1e-4)
+def test_residuals_after_low_rank_corrections_agree_with_the_equation(keep):
+    ranks = np.arange(len(SHAPES)) % 6 - 1
+    Gs, Es = [block(shape, 1) for shape in SHAPES], [block(shape, 2) for shape in SHAPES]
+    lefts = [block((shape[0], max(k, 0)), seed=3) for k, shape in zip(ranks, SHAPES, strict=True)]
+    rights = [block((max(k, 0), shape[1]), seed=4) for k, shape in zip(ranks, SHAPES, strict=True)]
+    scales = block((len(SHAPES),), seed=5)
+    G, E, L, R = (np.concatenate([part.ravel() for part in parts]) for parts in (Gs, Es, lefts, rights))
+    sent, kept = np.full((2, len(SHAPES)), np.nan)
+    scalars = FACTOR, np.float32(keep)
+    replace_residual(G, E, *scalars, *extent(SHAPES), ranks, scales, L, R, sent, kept)
+    offsets, _ = extent(SHAPES)
+    for b, shape in enumerate(SHAPES):
+        found = E[offsets[b] : offsets[b + 1]].reshape(shape)
+        if ranks[b] < 0:
+            assert np.array_equal(found, Es[b]) and np.isnan(sent[b]) and np.isnan(kept[b])
+            continue
+        product = scales[b] * (lefts[b].astype(np.float64) @ rights[b])
+        expected = keep * Es[b].astype(np.float64) + FACTOR * Gs[b].astype(np.float64) - product
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+        assert sent[b] == pytest.approx((Gs[b].astype(np.float64) ** 2).sum(), rel=1e-4)
+        assert kept[b] == pytest.approx((expected**2).sum(), rel=1e-4)
 
 
 def test_nothing_beyond_a_block_is_read_or_written():
     for shape in SHAPES:
-        around = np.full(np.prod(shape) + 64, np.nan, np.float32)
-        G = around[32:-32].reshape(shape)
-        G[:] = block(shape)
-        K = np.empty((min(shape), min(shape)), np.float32)
-        gram(G, K)
+        around = np.full((2, np.prod(shape) + 8192), np.nan, np.float32)
+        inner = slice(4096, -4096)
+        around[:, inner] = block((2, np.prod(shape)))
+        G, E = around[:, inner]
+        (K,), _ = grams([shape], G, E)
         assert np.isfinite(K).all()
-        subtract_product(G, np.ones((shape[0], 2), np.float32), np.ones((2, shape[1]), np.float32), np.float32(1))
-        assert np.isfinite(G).all() and np.isnan(around[:32]).all() and np.isnan(around[-32:]).all()
+        P = np.ones((2, min(shape)), np.float32)
+        assert np.isfinite(project(P, G.reshape(shape), E.reshape(shape), FACTOR)).all()
+        one, energies = np.float32(1), np.zeros((2, 1))
+        factors = np.ones(2 * shape[0], np.float32), np.ones(2 * shape[1], np.float32)
+        ranks, scales = np.array([2]), np.ones(1, np.float32)
+        replace_residual(G, E, one, one, *extent([shape]), ranks, scales, *factors, *energies)
+        assert np.isfinite(around[:, inner]).all()
+        assert np.isnan(around[:, :4096]).all() and np.isnan(around[:, -4096:]).all()

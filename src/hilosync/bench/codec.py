@@ -22,7 +22,7 @@ import torch
 from hilosync.bench.capture import read_capture
 from hilosync.bench.powersgd import hook_milliseconds
 from hilosync.bench.shapes import adapter_plan
-from hilosync.compress import Compressor, accumulate, budget_bytes, get_compressor, retain
+from hilosync.compress import Compressor, budget_bytes, correct, encode_corrected, get_compressor, retain
 from hilosync.compress.entropy import SymbolReader
 from hilosync.compress.spectra import spectra
 from hilosync.errors import BudgetTooSmall
@@ -61,7 +61,7 @@ def run_codec(
         Rows of `compressor, source, budget, bytes` (median payload), `ratio` (of the bf16 adapter's
         bytes), `residual_energy` (‖G' − Ĝ‖²/‖G'‖², mean over the steps after the first quarter),
         `bound_ratio` (bits over `shannon_bits` at that distortion; None for a distortion of nearly
-        none), `encode_ms` (accumulate, encode and retain), `decode_ms`, `coder_ms` (the part of `decode_ms`
+        none), `encode_ms` (encode and retain), `decode_ms`, `coder_ms` (the part of `decode_ms`
         within the range decoder), `floor_ms` (reading G and E and writing E once), all medians of wall
         time, `powersgd_hook_ms` (what PyTorch's rank-1 hook computes for this source's first gradient,
         to compare `encode_ms` with), and `peak_extra_mb` of encoding (None where the system does not tell).
@@ -146,7 +146,7 @@ def _measure(
     plan: AdapterPlan, compressor: Compressor, gradients: Iterable[torch.Tensor], feedback: bool
 ) -> dict[str, Any]:
     budget = budget_bytes(compressor.budget, plan)
-    state, residual, corrected = compressor.init(plan), torch.zeros(plan.size), torch.zeros(plan.size)
+    state, residual = compressor.init(plan), torch.zeros(plan.size)
     sizes, shares, bounds, encode, decode, coder, floor, extra = [], [], [], [], [], [], [], []
     for gradient in gradients:
         if not feedback:
@@ -155,17 +155,16 @@ def _measure(
         residual.sub_(gradient)
         with _PeakExtra() as peak:
             started = time.perf_counter()
-            accumulate(plan, gradient, residual, out=corrected)
-            payload, state = compressor.encode(plan, state, corrected, budget)
+            corrected = correct(plan, gradient, residual)
+            payload, state = encode_corrected(compressor, plan, state, corrected, budget)
             encoded = time.perf_counter()
         energies = [spectrum.energies for spectrum in spectra(plan, corrected)]
         resumed = time.perf_counter()
         with _coder_seconds() as spent:
             decoded = compressor.decode(plan, payload)
         read = time.perf_counter()
-        left = float(retain(plan, corrected, decoded).sum())
+        left = float(retain(plan, corrected, decoded)[1].sum())
         finished = time.perf_counter()
-        residual, corrected = corrected, residual
         total = float(sum(found.sum() for found in energies))
         sizes.append(len(payload))
         shares.append(left / total)

@@ -22,6 +22,9 @@ class Compressor(Protocol):
     Order: `decode` may be called for any payload in any order. Ownership: `encode` reads the
     gradient and must not keep or change it; `decode` may return views of `payload`'s memory,
     which nobody changes.
+
+    A class attribute `takes_sums = True` says that `encode` also takes a `CorrectedGradient`: the learner's
+    gradient as the two tensors that it is the sum of, which saves the memory and the passes of adding them up.
     """
 
     @property

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hilosync.compress import symbols
+from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.quantize import rounding_offsets
 from hilosync.compress.rate import Choice, Components, sides
 from hilosync.compress.spectra import project
@@ -41,7 +42,7 @@ def symbol_counts(parts: Components) -> np.ndarray:
     return symbols.symbol_counts(parts.long_sides(), groupings()[1, parts.classes - CLASSES[0]])
 
 
-def quantize_coefficients(gradient: torch.Tensor, choice: Choice) -> Coefficients:
+def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Choice) -> Coefficients:
     """Projects each block on its rounded basis, rounds the coefficients and groups them.
 
     Args:
@@ -56,11 +57,12 @@ def quantize_coefficients(gradient: torch.Tensor, choice: Choice) -> Coefficient
     escaped, magnitudes, squares = np.empty(len(counts), np.int32), np.empty(len(counts)), np.empty(len(counts))
     apart: dict[int, np.ndarray] = {}
     first, start, entry = 0, 0, 0
-    for block, matrix, k in zip(parts.plan.blocks, parts.plan.views(gradient), parts.ranks.tolist(), strict=True):
+    corrected = CorrectedGradient.of(gradient)
+    for index, (block, k) in enumerate(zip(parts.plan.blocks, parts.ranks.tolist(), strict=True)):
         if k == 0:
             continue
         r, n = sides(block)
-        fitted = project(choice.fits[entry : entry + k * r].reshape(k, r), matrix)
+        fitted = project(choice.fits[entry : entry + k * r].reshape(k, r), corrected.block(parts.plan, index))
         of = slice(first, first + k)
         beyond = symbols.group_coefficients(
             fitted, offsets[of], reaches[of], sizes[of], found[start:], escaped[of], magnitudes[of], squares[of]

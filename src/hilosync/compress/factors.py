@@ -19,13 +19,18 @@ from hilosync.compress.payload import FRAME_BYTES, Kind, bf16_bytes, bf16_values
 from hilosync.errors import MalformedPayload
 from hilosync.plan import AdapterPlan, Block
 
-__all__ = ["component_bytes", "decode_factors", "describe_factors", "encode_factors", "overhead"]
+__all__ = ["component_bytes", "decode_factors", "describe_factors", "encode_factors", "encode_flat_factors", "overhead"]
 
 
 def encode_factors(kind: Kind, plan: AdapterPlan, factors: list[tuple[torch.Tensor, torch.Tensor]]) -> bytes:
     """Writes one pair (left (rows×k), right (k×columns)) per block as bf16."""
-    ranks = np.array([left.shape[1] for left, _ in factors], dtype=_rank_words(plan))
-    return seal(kind, ranks.tobytes(), *(bf16_bytes(factor) for pair in factors for factor in pair))
+    ranks = [left.shape[1] for left, _ in factors]
+    return encode_flat_factors(kind, plan, ranks, torch.cat([part.reshape(-1) for pair in factors for part in pair]))
+
+
+def encode_flat_factors(kind: Kind, plan: AdapterPlan, ranks: list[int], factors: torch.Tensor) -> bytes:
+    """The same from all factors in one flat tensor, in the order of the body."""
+    return seal(kind, np.array(ranks, dtype=_rank_words(plan)).tobytes(), bf16_bytes(factors))
 
 
 def decode_factors(kind: Kind, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:

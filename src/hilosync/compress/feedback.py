@@ -3,13 +3,13 @@
     G' = c·G + E           c = min(1, clip/‖G‖)
     E  ← decay·(G' − Ĝ)
 
-E is the learner's alone, fp32, one flat buffer, part of its checkpoint. During a step another buffer
-holds G', since E + G − G is not E in floating point and a step may fail:
+E is the learner's alone, fp32, one flat buffer, part of its checkpoint. It changes in the last of these
+steps only, so a step that fails before leaves it as it was:
 
-    energies = accumulate(plan, gradient, residual, out=corrected)      # corrected holds G'
-    payload, state = compressor.encode(plan, state, corrected, budget)
+    corrected = correct(plan, gradient, residual)                       # G' as G and E, stored nowhere
+    payload, state = encode_corrected(compressor, plan, state, corrected, budget)
     decoded = compressor.decode(plan, payload)
-    left = retain(plan, corrected, decoded, decay)                      # corrected holds the new E
+    sent, left = retain(plan, corrected, decoded, decay)                # residual holds the new E
 
 Replicas never see E, so its rounding is free to differ between learners.
 """
@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock, LowRankBlock
-from hilosync.compress.blocks import each_block
+from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
+from hilosync.compress.blocks import each_block, each_part
+from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.finite import largest_magnitude
-from hilosync.compress.passes import add_scaled, energy
-from hilosync.compress.products import subtract_product
-from hilosync.plan import AdapterPlan, Block
+from hilosync.compress.products import energy, replace_residual
+from hilosync.plan import AdapterPlan
 
-__all__ = ["accumulate", "default_decay", "project_out", "reference_residual", "retain"]
+__all__ = ["correct", "default_decay", "project_out", "reference_residual", "retain"]
 
 _DEFAULT_DECAY = {"adamw": 1.0}
 """AdamW divides by its own second moment, which absorbs what E returns in a burst."""
@@ -46,82 +46,74 @@ def default_decay(optimizer: str) -> float:
     return _DEFAULT_DECAY.get(optimizer, _CAUTIOUS_DECAY)
 
 
-def accumulate(
-    plan: AdapterPlan,
-    gradient: torch.Tensor,
-    residual: torch.Tensor,
-    clip: float | None = None,
-    *,
-    out: torch.Tensor,
-) -> np.ndarray:
-    """Makes G' = c·G + E in a buffer of its own, so that E outlives a step that fails.
+def correct(
+    plan: AdapterPlan, gradient: torch.Tensor, residual: torch.Tensor, clip: float | None = None
+) -> CorrectedGradient:
+    """G' = c·G + E, not yet added up.
 
     Args:
         plan: the adapter's tensors.
-        gradient: G, flat, fp32, shape (plan.size,); not changed.
-        residual: E, of the same shape; not changed.
+        gradient: G, flat, fp32, shape (plan.size,); `retain` still needs it.
+        residual: E, of the same shape; `retain` changes it.
         clip: largest norm of G that enters; None for no limit. Clipping comes before E is added,
             so a step's gradient is bounded and what was left out earlier is not.
-        out: of the same shape; G' afterwards.
-
-    Returns:
-        ‖G‖² of each block before clipping, fp64, shape (blocks,).
 
     Raises:
-        NonFinite: G or G' holds NaN, Inf or a value beyond 2^120, which no compressor takes; names the
-            tensor.
+        NonFinite: G is to be clipped and holds NaN, Inf or a value beyond 2^120; names the tensor.
     """
-    views = plan.views(gradient)
-    factor = 1.0
-    if clip is not None:
-        energies = each_block(lambda block, view: _checked(block, view, _squares(view)), plan.blocks, views)
-        factor = min(1.0, clip / math.sqrt(sum(energies)) if any(energies) else 1.0)
+    gradient = gradient.contiguous()
+    if clip is None:
+        return CorrectedGradient(gradient, residual)
 
-    sent, summed = _add(plan, residual, gradient, factor, out)
-    totals = plan.views(out)
-    for index in np.flatnonzero(~(_plausible(sent) & _plausible(summed))).tolist():
-        block = plan.blocks[index]
-        sent[index] = _checked(block, views[index], float(sent[index]))
-        _checked(block, totals[index], float(summed[index]), "the sum of gradient and residual")
-    return sent
+    def checked(index: int, view: torch.Tensor) -> float:
+        squares = _squares(view)
+        if not _plausible(squares):
+            largest_magnitude(plan.blocks[index], view)
+        return squares
+
+    energies = each_block(checked, range(len(plan.blocks)), plan.views(gradient))
+    factor = min(1.0, clip / math.sqrt(sum(energies)) if any(energies) else 1.0)
+    return CorrectedGradient(gradient, residual, float(np.float32(factor)))
 
 
 def retain(
     plan: AdapterPlan,
-    corrected: torch.Tensor,
+    corrected: CorrectedGradient,
     decoded: DecodedGradient,
     decay: float = 1.0,
     cap: float | None = None,
-) -> np.ndarray:
-    """Turns G' into E ← decay·(G' − Ĝ), in place, without materializing Ĝ.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Replaces E by decay·(G' − Ĝ), in place, without materializing G' or Ĝ.
 
     Args:
         plan: the adapter's tensors.
-        corrected: G', flat, fp32, shape (plan.size,); E afterwards.
+        corrected: G', whose residual is E, flat, fp32, shape (plan.size,).
         decoded: Ĝ, as every replica reads it from the published payload.
         decay: between 0 (no feedback) and 1.
-        cap: largest ‖E‖; a larger E is scaled down to it. None for no limit.
+        cap: largest ‖E‖/‖G‖; a larger E is scaled down to it. None for no limit.
 
     Returns:
-        ‖E‖² of each block, fp64, shape (blocks,).
+        ‖G‖² of each block before clipping, and ‖E‖² after the step, fp64, shape (blocks,).
     """
-
-    def subtract(view: torch.Tensor, block: LowRankBlock | DenseBlock) -> float:
+    residual = corrected.residual
+    sent, left = np.full(len(plan.blocks), math.nan), np.full(len(plan.blocks), math.nan)
+    if residual.device.type == "cpu":
+        _replace_by_low_rank(plan, corrected, decoded, decay, sent, left)
+    # What has no factors, lies elsewhere, or has squares that leave fp32's range.
+    for index in np.flatnonzero(~(_plausible(sent) & _plausible(left))).tolist():
+        part, block = corrected.block(plan, index), decoded[index]
+        G, E = part.gradient, part.residual
         if not isinstance(block, LowRankBlock):
-            return _squares(view.sub_(block.values.to(view.device)).mul_(decay))
-        left, right = block.left.to(view.device) * (decay * block.scale), block.right.to(view.device)
-        if view.device.type != "cpu":
-            return _squares(view.addmm_(left, right, beta=decay, alpha=-1))
-        factors = left.contiguous().numpy(), right.contiguous().numpy()
-        squares = subtract_product(view.numpy(), *factors, np.float32(decay))
-        return squares if _plausible(squares) else _squares(view)
-
-    energies = np.array(each_block(subtract, plan.views(corrected), decoded))
-    norm = float(np.sqrt(energies.sum()))
-    if cap is not None and norm > cap:
-        corrected.mul_(cap / norm)
-        energies *= (cap / norm) ** 2
-    return energies
+            E.add_(G, alpha=part.factor).sub_(block.values.to(E.device)).mul_(decay)
+        elif E.device.type != "cpu":
+            left_factor, right_factor = block.left.to(E.device), block.right.to(E.device)
+            E.add_(G, alpha=part.factor).addmm_(left_factor, right_factor, beta=decay, alpha=-decay * block.scale)
+        sent[index], left[index] = _squares(G), _squares(E)
+    allowed, norm = math.inf if cap is None else cap * math.sqrt(sent.sum()), math.sqrt(left.sum())
+    if norm > allowed:
+        residual.mul_(allowed / norm)
+        left *= (allowed / norm) ** 2
+    return sent, left
 
 
 @torch.no_grad()
@@ -160,30 +152,33 @@ def _plausible(energy: Any) -> Any:
     return (energy >= 1e-30) & (energy <= 1e30)
 
 
-def _add(
-    plan: AdapterPlan, residual: torch.Tensor, gradient: torch.Tensor, factor: float, out: torch.Tensor
-) -> tuple[np.ndarray, np.ndarray]:
-    """out ← E + factor·G, and ‖G‖² and ‖out‖² of each block, which may have left fp32's range."""
-    if out.device.type != "cpu":
-        torch.add(residual, gradient, alpha=factor, out=out)
-        return _energies(plan, gradient), _energies(plan, out)
-    sent, summed = np.empty(len(plan.blocks)), np.empty(len(plan.blocks))
-    flat = residual.contiguous().numpy(), gradient.contiguous().numpy()
-    offsets, parts = np.array(plan.offsets), np.array_split(np.arange(len(sent)), torch.get_num_threads())
+def _replace_by_low_rank(
+    plan: AdapterPlan,
+    corrected: CorrectedGradient,
+    decoded: DecodedGradient,
+    decay: float,
+    sent: np.ndarray,
+    left: np.ndarray,
+) -> None:
+    """E ← decay·(G' − Ĝ) of the blocks whose Ĝ has factors, on the CPU, and their energies."""
+    known = [block if isinstance(block, LowRankBlock) else None for block in decoded]
+    ranks = np.array([-1 if block is None else block.left.shape[1] for block in known])
+    scales = np.array([0.0 if block is None else decay * block.scale for block in known], dtype=np.float32)
+    pair = corrected.numpy()
+    scalars = np.float32(decay * corrected.factor), np.float32(decay)
 
-    def add(part: np.ndarray) -> None:
-        if len(part):
-            of_part = slice(part[0], part[-1] + 1)
-            bounds = offsets[part[0] : part[-1] + 2]
-            add_scaled(*flat, np.float32(factor), out.numpy(), bounds, sent[of_part], summed[of_part])
+    def replace(part: slice, offsets: np.ndarray, columns: np.ndarray) -> None:
+        present = [block for block in known[part] if block is not None]
+        factors = [_flat([block.left for block in present]), _flat([block.right for block in present])]
+        extent = offsets, columns, ranks[part], scales[part]
+        replace_residual(*pair, *scalars, *extent, *factors, sent[part], left[part])
 
-    each_block(add, parts)
-    return sent, summed
+    each_part(replace, plan)
 
 
-def _energies(plan: AdapterPlan, flat: torch.Tensor) -> np.ndarray:
-    """‖·‖² of each block."""
-    return np.array([_squares(view) for view in plan.views(flat)])
+def _flat(factors: list[torch.Tensor]) -> np.ndarray:
+    """One factor after another."""
+    return torch.cat([torch.empty(0), *(factor.reshape(-1) for factor in factors)]).numpy()
 
 
 def _squares(view: torch.Tensor) -> float:
@@ -194,15 +189,3 @@ def _squares(view: torch.Tensor) -> float:
     if _plausible(squares):
         return squares
     return torch.linalg.vector_norm(view, dtype=torch.float64).item() ** 2
-
-
-def _checked(block: Block, view: torch.Tensor, squares: float, subject: str = "the gradient") -> float:
-    """‖view‖² of a block whose elements are all within the limit; `squares` is what fp32 made of it.
-
-    Raises:
-        NonFinite: an element is not; names the tensor.
-    """
-    if _plausible(squares):
-        return squares
-    largest_magnitude(block, view, subject)
-    return _squares(view)

@@ -12,6 +12,7 @@ import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
 from hilosync.compress.coefficients import quantize_coefficients, symbol_counts
+from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.entropy import LARGEST_INTEGER, SymbolReader, SymbolWriter
 from hilosync.compress.finite import LARGEST_PRODUCT, require_finite_product
 from hilosync.compress.rate import Choice, Components, sides
@@ -20,22 +21,22 @@ from hilosync.compress.tables import CLASSES, Shape, grouping, groupings
 from hilosync.errors import MalformedPayload
 from hilosync.plan import AdapterPlan
 
-__all__ = ["rank_symbols", "read_components", "read_factors", "write_body"]
+__all__ = ["read_components", "read_factors", "write_body"]
 
 _SHAPES: tuple[Shape, Shape] = ("gauss", "laplace")
 """Of a component's coefficients, by the bit that stands for it."""
 
 
-def rank_symbols(plan: AdapterPlan) -> int:
+def _rank_symbols(plan: AdapterPlan) -> int:
     """Ranks that some block of the plan may have."""
     return 1 + max(sides(block)[0] for block in plan.blocks)
 
 
-def write_body(gradient: torch.Tensor, choice: Choice) -> bytes:
+def write_body(gradient: torch.Tensor | CorrectedGradient, choice: Choice) -> bytes:
     """The range coder's words for what is sent of a gradient."""
     parts = choice.components
     writer, leads = SymbolWriter(), parts.leads()
-    writer.uniform(parts.ranks, rank_symbols(parts.plan))
+    writer.steps(parts.ranks, _rank_symbols(parts.plan))
     writer.uniform(parts.classes[leads] - CLASSES[0], len(CLASSES))
     writer.steps(-np.diff(parts.classes, prepend=0)[~leads], len(CLASSES))
     entries = np.cumsum(parts.short_sides())
@@ -57,7 +58,7 @@ def read_components(reader: SymbolReader, plan: AdapterPlan) -> Components:
     Raises:
         MalformedPayload: a block cannot have them.
     """
-    ranks = reader.uniform(len(plan.blocks), rank_symbols(plan)).astype(np.int64)
+    ranks = reader.steps(len(plan.blocks), _rank_symbols(plan)).astype(np.int64)
     for block, rank in zip(plan.blocks, ranks.tolist(), strict=True):
         if rank > sides(block)[0]:
             raise MalformedPayload(f"rank {rank} of {block.name} is beyond its {block.rows} × {block.columns}")

@@ -15,14 +15,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.compress.allocate import allocate_ranks
-from hilosync.compress.blocks import each_block
-from hilosync.compress.factors import component_bytes, decode_factors, describe_factors, encode_factors, overhead
+from hilosync.compress.blocks import each_part
+from hilosync.compress.corrected import CorrectedGradient
+from hilosync.compress.factors import (
+    component_bytes,
+    decode_factors,
+    describe_factors,
+    encode_flat_factors,
+    overhead,
+)
 from hilosync.compress.payload import Kind
-from hilosync.compress.spectra import Spectrum, completed, gram_matrices, leading_spectra, project
+from hilosync.compress.products import low_rank_factors
+from hilosync.compress.spectra import completed, gram_matrices, leading_spectra
 from hilosync.compress.state import require_names
 from hilosync.errors import BudgetTooSmall
 from hilosync.plan import AdapterPlan
@@ -43,6 +52,7 @@ class Spar:
 
     budget: str | int | None = "rank 1"
     name = "spar"
+    takes_sums = True
 
     def settings(self) -> dict[str, Any]:
         """Nothing: the plan says all that `decode` needs."""
@@ -64,7 +74,9 @@ class Spar:
         """No state; see `Compressor.load_state`."""
         require_names(self.name, tensors, ())
 
-    def encode(self, plan: AdapterPlan, state: None, gradient: torch.Tensor, budget: int) -> tuple[bytes, None]:
+    def encode(
+        self, plan: AdapterPlan, state: None, gradient: torch.Tensor | CorrectedGradient, budget: int
+    ) -> tuple[bytes, None]:
         """Ships the components with the most energy per byte; see `Compressor.encode`."""
         if budget < (smallest := self.smallest_payload(plan)):
             raise BudgetTooSmall(
@@ -79,8 +91,8 @@ class Spar:
             ranks = allocate_ranks([spectrum.energies for spectrum in found], costs, budget - overhead(plan))
             short = [b for b, rank in enumerate(ranks) if rank == len(found[b].energies) < len(grams.matrices[b])]
             found = completed(grams, found, short)
-        factors = each_block(_factors, plan.views(gradient), found, ranks)
-        return encode_factors(Kind.SPAR, plan, factors), None
+        bases = [spectrum.basis[:, :rank].T for spectrum, rank in zip(found, ranks, strict=True)]
+        return encode_flat_factors(Kind.SPAR, plan, ranks, _factors(plan, gradient, bases)), None
 
     def decode(self, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:
         """Reads the factors; see `Compressor.decode`."""
@@ -91,11 +103,31 @@ class Spar:
         return describe_factors(Kind.SPAR, plan, payload)
 
 
-def _factors(matrix: torch.Tensor, spectrum: Spectrum, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """U_k as bf16 holds it and the projection on it, in the block's orientation."""
-    U = spectrum.basis[:, :rank].bfloat16().float()
-    V = torch.from_numpy(project(U.T.cpu().numpy(), matrix))
-    return (U, V) if matrix.shape[0] <= matrix.shape[1] else (V.T, U.T)
+def _factors(plan: AdapterPlan, gradient: torch.Tensor | CorrectedGradient, bases: list[torch.Tensor]) -> torch.Tensor:
+    """U_k as bf16 holds it and the projection on it, of one block after another in the block's orientation, flat."""
+    corrected, ranks = CorrectedGradient.of(gradient), np.array([len(basis) for basis in bases])
+    rounded = torch.cat([basis.reshape(-1) for basis in bases]).bfloat16().float()
+    if rounded.device.type != "cpu":
+        parts = zip(corrected.blocks(plan), rounded.split([basis.numel() for basis in bases]), bases, strict=True)
+        return torch.cat([_factors_of_block(part, flat.view_as(basis)) for part, flat, basis in parts])
+    before = np.cumsum([0, *(basis.numel() for basis in bases)])
+    starts = np.cumsum([0, *(k * (block.rows + block.columns) for k, block in zip(ranks, plan.blocks, strict=True))])
+    out, pair, factor = torch.empty(int(starts[-1])), corrected.numpy(), np.float32(corrected.factor)
+
+    def fill(part: slice, offsets: np.ndarray, columns: np.ndarray) -> None:
+        inputs, outputs = (slice(ends[part.start], ends[part.stop]) for ends in (before, starts))
+        known = rounded.numpy()[inputs], ranks[part]
+        low_rank_factors(*known, *pair, factor, offsets, columns, out.numpy()[outputs])
+
+    each_part(fill, plan)
+    return out
+
+
+def _factors_of_block(part: CorrectedGradient, basis: torch.Tensor) -> torch.Tensor:
+    """The same of one block, flat."""
+    G = part.stored()
+    left, right = (basis.T, basis @ G) if G.shape[0] <= G.shape[1] else (G @ basis.T, basis)
+    return torch.cat([left.reshape(-1), right.reshape(-1)])
 
 
 def reference_spar(matrix: torch.Tensor, rank: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ Body of the payload (frame in `payload`), little endian:
 
     f4          Δ; 0 for the zero gradient, and then nothing follows
     u4 …        range coder words (`entropy`), which hold
-        rank k of each block, in plan order, uniform in 0 … the largest r of the plan
+        rank k of each block, in plan order, a geometric model up to the largest r of the plan
         first class of each block that has components, uniform
         decrease of the class from each component to the next, a geometric model
         basis vectors of all components, those of one basis class together, classes ascending, grouped
@@ -33,11 +33,12 @@ import numpy as np
 import torch
 
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
+from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.entropy import SymbolReader
 from hilosync.compress.payload import FRAME_BYTES, Kind, seal, unseal
 from hilosync.compress.quantize import component_bits
-from hilosync.compress.rate import Rate, sides
-from hilosync.compress.rd_body import rank_symbols, read_components, read_factors, write_body
+from hilosync.compress.rate import RANK_BITS, Rate, sides
+from hilosync.compress.rd_body import read_components, read_factors, write_body
 from hilosync.compress.spectra import completed, gram_matrices, leading_spectra
 from hilosync.compress.state import require_names, saved_scalar, scalar_tensor
 from hilosync.compress.tables import CLASSES
@@ -84,6 +85,7 @@ class SparRD:
 
     budget: str | int | None = "rank 1"
     name = "spar_rd"
+    takes_sums = True
 
     def settings(self) -> dict[str, Any]:
         """Nothing: the plan says all that `decode` needs."""
@@ -92,7 +94,7 @@ class SparRD:
     def smallest_payload(self, plan: AdapterPlan) -> int:
         """Bytes within which a component of the cheapest block surely fits."""
         components = (component_bits(CLASSES[len(CLASSES) // 2], *sides(block)) for block in plan.blocks)
-        ranks = len(plan.blocks) * np.log2(rank_symbols(plan))
+        ranks = len(plan.blocks) * RANK_BITS
         return FRAME_BYTES + _STEP_BYTES + 16 + int((ranks + min(components)) / 8)
 
     def init(self, plan: AdapterPlan) -> float:
@@ -108,7 +110,9 @@ class SparRD:
         require_names(self.name, tensors, ["correction"])
         return saved_scalar(tensors, "correction")
 
-    def encode(self, plan: AdapterPlan, state: float, gradient: torch.Tensor, budget: int) -> tuple[bytes, float]:
+    def encode(
+        self, plan: AdapterPlan, state: float, gradient: torch.Tensor | CorrectedGradient, budget: int
+    ) -> tuple[bytes, float]:
         """Searches Δ, quantizes and codes; see `Compressor.encode`."""
         if budget < (smallest := self.smallest_payload(plan)):
             raise BudgetTooSmall(
@@ -174,7 +178,7 @@ class _Search:
         finest: the smallest Δ.
     """
 
-    def __init__(self, plan: AdapterPlan, gradient: torch.Tensor):
+    def __init__(self, plan: AdapterPlan, gradient: torch.Tensor | CorrectedGradient):
         self._plan = plan
         self._grams = gram_matrices(plan, gradient)
         self._found = leading_spectra(self._grams, _USUAL_RANK)

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from hilosync.compress import products
-from hilosync.compress.blocks import each_block
-from hilosync.compress.finite import largest_magnitude
+from hilosync.compress.blocks import each_part
+from hilosync.compress.corrected import CorrectedGradient, require_finite_sum
+from hilosync.compress.gram import gram
 from hilosync.plan import AdapterPlan, Block
 
 __all__ = [
@@ -74,7 +75,7 @@ def short_side_first(matrix: torch.Tensor) -> torch.Tensor:
     return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
 
 
-def gram_matrices(plan: AdapterPlan, gradient: torch.Tensor) -> Grams:
+def gram_matrices(plan: AdapterPlan, gradient: torch.Tensor | CorrectedGradient) -> Grams:
     """K of every block.
 
     Args:
@@ -84,11 +85,15 @@ def gram_matrices(plan: AdapterPlan, gradient: torch.Tensor) -> Grams:
     Raises:
         NonFinite: a block holds NaN, Inf or a value beyond 2^120; names the tensor.
     """
-    found = each_block(_gram, plan.blocks, plan.views(gradient))
-    return Grams([K for K, _ in found], np.array([exponent for _, exponent in found]))
+    corrected = CorrectedGradient.of(gradient)
+    matrices, energies = _unscaled(plan, corrected)
+    exponents = np.zeros(len(matrices), dtype=np.int64)
+    for index in np.flatnonzero(~((energies >= _SAFE_ENERGY[0]) & (energies <= _SAFE_ENERGY[1]))).tolist():
+        matrices[index], exponents[index] = _scaled(plan.blocks[index], corrected.block(plan, index))
+    return Grams(matrices, exponents)
 
 
-def spectra(plan: AdapterPlan, gradient: torch.Tensor) -> list[Spectrum]:
+def spectra(plan: AdapterPlan, gradient: torch.Tensor | CorrectedGradient) -> list[Spectrum]:
     """The whole spectra of all blocks; arguments and errors are those of `gram_matrices`."""
     grams = gram_matrices(plan, gradient)
     return completed(grams, [None] * len(plan.blocks), range(len(plan.blocks)))
@@ -120,11 +125,13 @@ def completed(grams: Grams, found: Sequence[Spectrum | None], indices: Iterable[
     return [spectrum for spectrum in merged if spectrum is not None]
 
 
-def project(P: np.ndarray, matrix: torch.Tensor) -> np.ndarray:
+def project(P: np.ndarray, block: torch.Tensor | CorrectedGradient) -> np.ndarray:
     """P·G for a P of few rows and a block with its short side first, fp32, shape (k, n)."""
-    if matrix.device.type == "cpu":
-        return products.project(np.ascontiguousarray(P), matrix.numpy())
-    return (torch.from_numpy(P).to(matrix.device) @ short_side_first(matrix)).cpu().numpy()
+    part = CorrectedGradient.of(block)
+    if part.gradient.device.type == "cpu":
+        return products.project(np.ascontiguousarray(P), *part.numpy(), np.float32(part.factor))
+    total = short_side_first(part.stored())
+    return (torch.from_numpy(P).to(total.device) @ total).cpu().numpy()
 
 
 def reference_spectrum(matrix: torch.Tensor) -> Spectrum:
@@ -156,25 +163,29 @@ def _decomposed(
     return found
 
 
-def _gram(block: Block, matrix: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """K of 2^−e·G, and e, which is 0 unless K would leave fp32's range."""
-    K = _gram_matrix(matrix)
-    energy = K.trace().item()
-    if _SAFE_ENERGY[0] <= energy <= _SAFE_ENERGY[1]:
-        return K, 0
-    magnitude = largest_magnitude(block, matrix)
-    if magnitude == 0.0:
-        return K, 0
-    exponent = int(np.frexp(magnitude)[1])
-    # Two factors, since 2^149 is no fp32 value.
-    return _gram_matrix(matrix * 2.0 ** (-exponent // 2) * 2.0 ** (-exponent - (-exponent // 2))), exponent
+def _unscaled(plan: AdapterPlan, corrected: CorrectedGradient) -> tuple[list[torch.Tensor], np.ndarray]:
+    """G·Gᵀ and ‖G‖² of every block, whether or not they leave fp32's range."""
+    if corrected.gradient.device.type != "cpu":
+        matrices = [_product(part.stored()) for part in corrected.blocks(plan)]
+        return matrices, torch.stack([K.trace() for K in matrices]).cpu().numpy()
+    short = [min(block.rows, block.columns) for block in plan.blocks]
+    sizes = np.square(short)
+    ends = np.cumsum(sizes)
+    flat, starts, energies = torch.empty(int(ends[-1])), ends - sizes, np.empty(len(short), np.float32)
+    pair, factor, out = corrected.numpy(), np.float32(corrected.factor), flat.numpy()
+    each_part(lambda part, *extent: gram(*pair, factor, *extent, starts[part], out, energies[part]), plan)
+    return [K.view(r, r) for K, r in zip(flat.split(sizes.tolist()), short, strict=True)], energies
 
 
-def _gram_matrix(matrix: torch.Tensor) -> torch.Tensor:
+def _scaled(block: Block, part: CorrectedGradient) -> tuple[torch.Tensor, int]:
+    """K of 2^−e·G, and e; of the zero block, 0."""
+    magnitude = require_finite_sum(block, part)
+    total = part.stored().double()
+    exponent = int(np.frexp(magnitude)[1]) if magnitude else 0
+    return _product(torch.ldexp(total, torch.tensor(-exponent))).float(), exponent
+
+
+def _product(matrix: torch.Tensor) -> torch.Tensor:
     """G·Gᵀ with the short side first."""
-    if matrix.device.type != "cpu":
-        G = short_side_first(matrix)
-        return G @ G.T
-    K = torch.empty(min(matrix.shape), min(matrix.shape))
-    products.gram(matrix.numpy(), K.numpy())
-    return K
+    G = short_side_first(matrix)
+    return G @ G.T

@@ -14,6 +14,7 @@ import torch
 from hilosync.arithmetic.gradient import DecodedGradient
 from hilosync.compress.base import Compressor
 from hilosync.compress.budget import budget_bytes
+from hilosync.compress.corrected import CorrectedGradient, encode_corrected
 from hilosync.compress.dense import Dense
 from hilosync.compress.payload import Kind
 from hilosync.compress.state import require_names, saved_scalar, scalar_tensor
@@ -39,6 +40,7 @@ class Warmup:
 
     name = "warmup"
     budget = None
+    takes_sums = True
 
     def __init__(self, compressor: Compressor | str, settings: Mapping[str, Any] | None = None, steps: int = 5):
         if not isinstance(steps, int) or steps < 0 or getattr(compressor, "name", compressor) == self.name:
@@ -78,12 +80,13 @@ class Warmup:
         return int(saved_scalar(tensors, "done")), self.compressor.load_state(plan, inner)
 
     def encode(
-        self, plan: AdapterPlan, state: tuple[int, Any], gradient: torch.Tensor, budget: int
+        self, plan: AdapterPlan, state: tuple[int, Any], gradient: torch.Tensor | CorrectedGradient, budget: int
     ) -> tuple[bytes, tuple[int, Any]]:
         """A dense payload, or the inner compressor's within its own budget; see `Compressor.encode`."""
         done, inner = state
+        corrected = CorrectedGradient.of(gradient)
         if done < self.steps:
-            payload, _ = Dense().encode(plan, None, gradient, budget)
+            payload, _ = encode_corrected(Dense(), plan, None, corrected, budget)
         else:
             own = budget_bytes(self.compressor.budget, plan) - _allowance(plan)
             if own < (smallest := self.compressor.smallest_payload(plan)):
@@ -91,7 +94,7 @@ class Warmup:
                     f"the budget after the warm-up leaves {own} bytes for a payload: "
                     f"{self.compressor.name} needs at least {smallest}"
                 )
-            payload, inner = self.compressor.encode(plan, inner, gradient, min(budget, own))
+            payload, inner = encode_corrected(self.compressor, plan, inner, corrected, min(budget, own))
         return payload, (done + 1, inner)
 
     def decode(self, plan: AdapterPlan, payload: bytes | memoryview) -> DecodedGradient:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hilosync.compress import accumulate, default_decay, retain
+from hilosync.compress import CorrectedGradient, correct, default_decay, encode_corrected, retain
 from hilosync.errors import BudgetTooSmall, ConfigurationError, Fenced, MalformedPayload, TornState
 from hilosync.optim import PolicyState
 from hilosync.protocol.run import Position, Run, replay
@@ -111,9 +111,6 @@ class LearnerMachine:
         self.clip = clip
         self.residual_cap = residual_cap
         self.residual = torch.zeros(run.plan.size)
-        # G' gets a buffer of its own, swapped for E's when a step has succeeded: E + G − G is not E in
-        # floating point, so a failed step could not be undone in one buffer.
-        self._corrected = torch.zeros(run.plan.size)
         self.encoder: Any = run.compressor.init(run.plan)
         self._accepted = Position(0, self.digest, run.origin, 0)
         self._payload_budget = run.record_limit - run.overhead
@@ -169,16 +166,15 @@ class LearnerMachine:
             )
         run, version = self.run, self.version + 1
         scalars = _scalars(run, version, learning_rates)
-        corrected = self._corrected
-        energies = accumulate(run.plan, gradient, self.residual, self.clip, out=corrected)
-        payload, encoder = run.compressor.encode(run.plan, self.encoder, corrected, self._payload_budget)
+        corrected = correct(run.plan, gradient, self.residual, self.clip)
+        payload, encoder = encode_corrected(run.compressor, run.plan, self.encoder, corrected, self._payload_budget)
         if len(payload) > self._payload_budget:
             raise BudgetTooSmall(
                 f"{run.compressor.name} made a payload of {len(payload)} bytes for a budget of {self._payload_budget}: "
                 "the compressor is at fault, nothing was published"
             )
         try:
-            self.pending = self._seal(version, payload, scalars, energies, encoder)
+            self.pending = self._seal(version, payload, scalars, corrected, encoder)
         except MalformedPayload:
             raise  # decoding comes before the first change
         except BaseException as error:
@@ -199,9 +195,11 @@ class LearnerMachine:
         self.version = version
         self.pending = None
 
-    def _seal(self, version: int, payload: bytes, scalars: np.ndarray, energies: np.ndarray, encoder: Any) -> Proposal:
-        """Replays the payload and seals the record; G' lies in the spare buffer, and E takes its place."""
-        run, corrected = self.run, self._corrected
+    def _seal(
+        self, version: int, payload: bytes, scalars: np.ndarray, corrected: CorrectedGradient, encoder: Any
+    ) -> Proposal:
+        """Replays the payload, seals the record, and only then changes E."""
+        run = self.run
         done = replay(run, self.state, self.digest, version, payload, scalars)
         record = Record(
             run=run.genesis.run_id,
@@ -215,15 +213,14 @@ class LearnerMachine:
             payload=payload,
             digest=done.digest,
         )
-        cap = None if self.residual_cap is None else self.residual_cap * float(energies.sum()) ** 0.5
-        left = retain(run.plan, corrected, done.gradient, self.decay, cap)
-        self.residual, self._corrected = corrected, self.residual
+        data = encode_record(record, self._sign)
+        sent, left = retain(run.plan, corrected, done.gradient, self.decay, self.residual_cap)
         self.encoder = encoder
         self.digest = done.digest
         return Proposal(
             version=version,
-            data=encode_record(record, self._sign),
-            gradient_energies=energies,
+            data=data,
+            gradient_energies=sent,
             residual_energies=left,
         )
 
