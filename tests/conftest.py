@@ -47,9 +47,11 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line(f"seed {seed}: repeat this run with --seed {seed}")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     missing = {}
     for item in items:
+        if item.get_closest_marker("minutes") is not None and not config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="takes minutes: run it with -m minutes"))
         for marker, find_missing in PARTS.items():
             if item.get_closest_marker(marker) is None:
                 continue

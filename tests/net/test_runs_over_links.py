@@ -66,7 +66,7 @@ def test_a_lossy_wide_area_and_a_short_cut_leave_no_trace(hilo, tmp_path, undist
         check(learner, workers, place, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("cut_off", ["worker", "server"])
 def test_a_cut_of_25_seconds_is_waited_for_and_leaves_no_trace(hilo, tmp_path, undisturbed, cut_off):
     with nats_network(tmp_path, WIDE_AREA, WIDE_AREA) as (place, home, sites):
@@ -86,7 +86,7 @@ def test_a_cut_of_25_seconds_is_waited_for_and_leaves_no_trace(hilo, tmp_path, u
         check(learner, [worker], place, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_server_killed_in_the_middle_loses_nothing_and_repeats_nothing(hilo, tmp_path, undisturbed):
     with nats_network(tmp_path, WIDE_AREA, WIDE_AREA, WIDE_AREA) as (place, home, sites):
         learner = hilo.learn(home, place.url, VERSIONS)
@@ -99,7 +99,7 @@ def test_a_server_killed_in_the_middle_loses_nothing_and_repeats_nothing(hilo, t
         check(learner, workers, place, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_an_outage_beyond_the_stated_limit_ends_both_sides_with_the_reason(hilo, tmp_path):
     with nats_network(tmp_path, Link(), Link()) as (place, home, sites):
         url = f"{place.url}?timeout=3"
@@ -113,7 +113,7 @@ def test_an_outage_beyond_the_stated_limit_ends_both_sides_with_the_reason(hilo,
             assert "LogUnreachable: " in said and "given up after" in said
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_bucket_and_a_relay_that_go_away_and_come_back_leave_no_trace(hilo, tmp_path, undisturbed):
     with Network() as network:
         names = ("bucket", "relay", "learner", "worker-1")
@@ -145,7 +145,7 @@ def test_a_bucket_and_a_relay_that_go_away_and_come_back_leave_no_trace(hilo, tm
         assert [record["digest"] for record in records] == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_worker_at_1_mbit_per_second_slows_nobody_in_asynchronous_pace(hilo, tmp_path):
     # A record of 1.3 MB takes the slow worker ten seconds, and the others milliseconds.
     versions, staleness = 8, 1
