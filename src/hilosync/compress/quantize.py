@@ -43,8 +43,8 @@ _GRID_EXPONENTS = (2, 9)
 _BITS_PRICE = 2 * math.log(2) / 9
 """−dD/dR in Δ² per bit: D falls fourfold per bit, and with the dead zone it is about Δ²/9."""
 
-_SIDE_BITS = 3.0
-"""Bits of a component's class and shape, about."""
+_SIDE_BITS = 3.7
+"""Bits of a component's class and shape, and of its block's rank, about."""
 
 _RIDGE = 1e-6
 """Keeps the fit regular where a coarse grid makes two basis vectors alike."""

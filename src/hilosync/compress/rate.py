@@ -27,7 +27,10 @@ from hilosync.compress.spectra import Spectrum
 from hilosync.compress.tables import CLASSES
 from hilosync.plan import AdapterPlan, Block
 
-__all__ = ["Choice", "Components", "Rate", "sides"]
+__all__ = ["RANK_BITS", "Choice", "Components", "Rate", "sides"]
+
+RANK_BITS = 1.4
+"""Of a block without components, about; each component takes another bit."""
 
 _HEADER_BYTES = 8
 """Of the coder's last words and the like, about."""
@@ -141,7 +144,7 @@ class Rate:
         self._plan, self._found = plan, found
         of_blocks = [sides(block) for block in plan.blocks]
         distinct = sorted(set(of_blocks))
-        self._fixed = _HEADER_BYTES + len(plan.blocks) * math.log2(1 + distinct[-1][0]) / 8
+        self._fixed = _HEADER_BYTES + len(plan.blocks) * RANK_BITS / 8
         self._bits = np.stack([_bits(r, n) for r, n in distinct])
         self._counts = np.array([len(spectrum.energies) for spectrum in found])
         self._kinds = np.repeat([distinct.index(pair) for pair in of_blocks], self._counts)
