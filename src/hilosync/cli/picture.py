@@ -141,9 +141,9 @@ def draw_tree(result: dict[str, Any], path: Path) -> None:
     for axes, what in zip(panels[0], shared, strict=True):
         rows = result["rows"][::-1]
         bars = axes.barh([row["way"] for row in rows], [row[f"{what}_s"] for row in rows], color="#1f6feb")
-        axes.bar_label(bars, fmt="%.1f s", fontsize=8)
+        axes.bar_label(bars, fmt="%.1f s", fontsize=8, padding=2)
         axes.set(title=f"{what}, {result[f'{what}_bytes'] / 1e6:.1f} MB", xlabel="seconds until the last worker has it")
-        axes.margins(x=0.15)
+        axes.set_xlim(right=1.2 * max(row[f"{what}_s"] for row in rows))
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
