@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -259,6 +263,35 @@ def test_a_question_that_is_met_by_silence_is_asked_again(nats_server):
     connection = Connection(parse_nats_address("nats", nats_server.url().partition(":")[2]))
     assert asyncio.run(serve()) == b"yes"
     assert set(asked) == {b"well?"}
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system's TCP cannot be told to give up")
+def test_a_connection_notices_when_the_network_has_been_cut(nats_server):
+    connection = Connection(parse_nats_address("nats", nats_server.url().partition(":")[2]))
+    found = []
+    for link in sockets_to(nats_server.port):
+        with link:
+            limit = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            found.append((limit, link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)))
+    assert (20_000, 1) in found
+    assert connection.server
+
+
+def sockets_to(port: int) -> list[socket.socket]:
+    """This process's connections to a local port, each as a socket of its own."""
+    found = []
+    for descriptor in list(Path("/proc/self/fd").iterdir()):
+        try:
+            link = socket.socket(fileno=os.dup(int(descriptor.name)))
+        except OSError:
+            continue  # no socket
+        if link.family == socket.AF_INET and link.type == socket.SOCK_STREAM:
+            with suppress(OSError):
+                if link.getpeername()[1] == port:
+                    found.append(link)
+                    continue
+        link.close()
+    return found
 
 
 def test_a_server_without_jetstream_is_told_apart(starts_nats):
