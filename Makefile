@@ -1,6 +1,6 @@
 # make demo    a learner, two workers and one log: watch a model learn (extra arguments: make demo ARGS="--seed 7")
 #              make demo LOG=nats   the same over a NATS server that it starts; LOG=s3 over an S3 service
-# make test    all tests (extra arguments: make test ARGS="tests/wire -k golden")
+# make test    all tests, a process for each core (extra arguments: make test ARGS="tests/wire -k golden" JOBS=0)
 # make check   lint, format and types
 # make lock    remake requirements.lock from pyproject.toml; make lock UPGRADE=--upgrade takes newer releases
 #
@@ -9,6 +9,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= auto
 LOG = file
 UPGRADE ?=
 
@@ -23,7 +24,7 @@ demo: $(READY)
 	$(BIN)/hilo demo --log $(LOG) $(ARGS)
 
 test: $(READY)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check
