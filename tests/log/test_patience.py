@@ -7,10 +7,12 @@ import math
 import threading
 
 import pytest
+from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
 from hilosync.errors import ConfigurationError, LogUnavailable, LogUnreachable
 from hilosync.log import Delivery, Faults, Order, Patience, Polling, open_log
+from hilosync.log.cloud import CloudObjects
 from hilosync.log.mailbox import ObjectMailbox
 from hilosync.log.objects import Objects
 
@@ -189,3 +191,21 @@ def test_a_collection_that_breaks_off_loses_nothing():
         mailbox.collect(1)
     assert [delivery.content for delivery in mailbox.collect(1)] == [b"0", b"1", b"2"]
     assert mailbox.collect(1) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        ("Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>", True),
+        ("Error performing GET http://10.0.0.1/b/o in 10s, after 3 retries - HTTP error: error sending request", True),
+        ("HTTP error: request or response body error: operation timed out", True),
+        ("Server returned non-2xx status code: 403 Forbidden: <Code>AccessDenied</Code>", False),
+        ("Error performing PUT http://169.254.169.254/latest/api/token - error sending request", False),
+        ("no such thing", False),
+    ],
+)
+def test_of_a_bucket_only_what_may_pass_is_waited_for(said, passes):
+    objects = CloudObjects(MemoryStore(), "s3://bucket/run")
+    with pytest.raises(LogUnavailable) as raised, objects._explained("read steps/1"):
+        raise GenericError(said)
+    assert isinstance(raised.value, LogUnreachable) == passes

@@ -26,13 +26,17 @@ def hilo(tmp_path_factory) -> Iterator[Hilo]:
 
 @pytest.fixture(scope="module")
 def undisturbed(hilo, tmp_path_factory) -> list[str]:
-    """The digests of the same run in a folder of this machine."""
-    url = f"file:{tmp_path_factory.mktemp('undisturbed') / 'run'}"
-    learner, worker = hilo.learn(None, url, VERSIONS), hilo.work(None, url)
+    """The digests of a run in a folder of this machine, which the same run over a network must have."""
+    return digests_in_a_folder(hilo, tmp_path_factory.mktemp("undisturbed"), VERSIONS)
+
+
+def digests_in_a_folder(hilo, folder, versions) -> list[str]:
+    url = f"file:{folder / 'run'}"
+    learner, worker = hilo.learn(None, url, versions), hilo.work(None, url)
     summary = learner.summary()
     worker.end()
     digests = digests_of(open_log(url))
-    assert len(digests) == VERSIONS and digests[-1] == summary["final_digest"]
+    assert len(digests) == versions and digests[-1] == summary["final_digest"]
     return digests
 
 
@@ -55,9 +59,11 @@ def check(learner, workers, place, digests) -> None:
         assert digests_of(log) == digests
 
 
-def test_a_lossy_wide_area_and_a_short_cut_leave_no_trace(hilo, tmp_path, undisturbed):
+def test_a_lossy_wide_area_and_a_short_cut_leave_no_trace(hilo, tmp_path):
+    versions = 3
+    undisturbed = digests_in_a_folder(hilo, tmp_path, versions)
     with nats_network(tmp_path, WIDE_AREA, WIDE_AREA, WIDE_AREA) as (place, home, sites):
-        learner = hilo.learn(home, place.url, VERSIONS)
+        learner = hilo.learn(home, place.url, versions)
         workers = [hilo.work(site, place.url) for site in sites]
         workers[0].wait_for("version 1 digest")
         sites[0].cut()
