@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from hilosync.compress import symbols
+from hilosync.compress import products, symbols
 from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.quantize import rounding_offsets
 from hilosync.compress.rate import Choice, Components, sides
 from hilosync.compress.spectra import project
 from hilosync.compress.tables import CLASSES, grouping, groupings
+from hilosync.plan import AdapterPlan
 
 __all__ = ["Coefficients", "quantize_coefficients", "symbol_counts"]
 
@@ -57,12 +59,12 @@ def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Ch
     escaped, magnitudes, squares = np.empty(len(counts), np.int32), np.empty(len(counts)), np.empty(len(counts))
     apart: dict[int, np.ndarray] = {}
     first, start, entry = 0, 0, 0
-    corrected = CorrectedGradient.of(gradient)
+    projected = _projection(parts.plan, CorrectedGradient.of(gradient))
     for index, (block, k) in enumerate(zip(parts.plan.blocks, parts.ranks.tolist(), strict=True)):
         if k == 0:
             continue
         r, n = sides(block)
-        fitted = project(choice.fits[entry : entry + k * r].reshape(k, r), corrected.block(parts.plan, index))
+        fitted = projected(index, choice.fits[entry : entry + k * r].reshape(k, r))
         of = slice(first, first + k)
         beyond = symbols.group_coefficients(
             fitted, offsets[of], reaches[of], sizes[of], found[start:], escaped[of], magnitudes[of], squares[of]
@@ -76,3 +78,17 @@ def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Ch
         first, start, entry = first + k, int(ends[first + k - 1]), entry + k * r
     laplacian = magnitudes < _BETWEEN_SHAPES * np.sqrt(squares * parts.long_sides())
     return Coefficients(found, ends, laplacian.astype(np.int32), apart)
+
+
+def _projection(plan: AdapterPlan, corrected: CorrectedGradient) -> Callable[[int, np.ndarray], np.ndarray]:
+    """What gives P·G of a block from its position and a P; on the CPU without tensors, which cost more than arrays."""
+    if corrected.gradient.device.type != "cpu":
+        return lambda index, P: project(P, corrected.block(plan, index))
+    (G, E), factor, offsets = corrected.numpy(), np.float32(corrected.factor), plan.offsets
+
+    def on_cpu(index: int, P: np.ndarray) -> np.ndarray:
+        block, of_block = plan.blocks[index], slice(offsets[index], offsets[index + 1])
+        shape = block.rows, block.columns
+        return products.project(P, G[of_block].reshape(shape), E[of_block].reshape(shape), factor)
+
+    return on_cpu

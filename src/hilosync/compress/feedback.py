@@ -177,8 +177,14 @@ def _replace_by_low_rank(
 
 
 def _flat(factors: list[torch.Tensor]) -> np.ndarray:
-    """One factor after another."""
-    return torch.cat([torch.empty(0), *(factor.reshape(-1) for factor in factors)]).numpy()
+    """One factor after another; a view where they lie so already, as a decoder may have left them."""
+    present = [factor for factor in factors if factor.numel()]
+    ends = [factor.data_ptr() + 4 * factor.numel() for factor in present]
+    if all(factor.is_contiguous() for factor in present) and ends[:-1] == [f.data_ptr() for f in present[1:]]:
+        storages = {factor.untyped_storage().data_ptr() for factor in present}
+        if len(storages) == 1:
+            return present[0].as_strided((sum(factor.numel() for factor in present),), (1,)).numpy()
+    return torch.cat([torch.empty(0), *(factor.reshape(-1) for factor in present)]).numpy()
 
 
 def _squares(view: torch.Tensor) -> float:

@@ -131,8 +131,19 @@ def _multiply(left, scale, right, start, end, out):
     width = end - start
     for i in range(len(left)):
         row = out[i * width : (i + 1) * width]
-        for k in range(left.shape[1]):
-            # A row first: LLVM sees that its elements are adjacent, which it does not in a slice of columns.
+        # Rows first: LLVM sees that their elements are adjacent, which it does not in a slice of columns.
+        whole = left.shape[1] // 4 * 4
+        for k in range(0, whole, 4):
+            f0, f1, f2, f3 = scale * left[i, k], scale * left[i, k + 1], scale * left[i, k + 2], scale * left[i, k + 3]
+            r0, r1 = right[k, start:end], right[k + 1, start:end]
+            r2, r3 = right[k + 2, start:end], right[k + 3, start:end]
+            if k == 0:
+                for j in range(width):
+                    row[j] = f0 * r0[j] + f1 * r1[j] + f2 * r2[j] + f3 * r3[j]
+            else:
+                for j in range(width):
+                    row[j] += f0 * r0[j] + f1 * r1[j] + f2 * r2[j] + f3 * r3[j]
+        for k in range(whole, left.shape[1]):
             factor, other = scale * left[i, k], right[k, start:end]
             if k == 0:
                 for j in range(width):
