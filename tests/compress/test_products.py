@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
+import torch
 
 from hilosync.compress.gram import gram, reference_gram
+from hilosync.compress.leading import leading_eigenvectors, reference_leading_eigenvectors
 from hilosync.compress.products import low_rank_factors, project, replace_residual
+from hilosync.compress.tiles import multiply
 
 SHAPES = [(1, 1), (1, 40), (3, 50), (16, 200), (20, 70), (8, 256), (64, 300), (65, 131), (64, 1100), (128, 256)]
 SHAPES += [(n, r) for r, n in SHAPES if r != n]
@@ -152,3 +156,48 @@ def test_nothing_beyond_a_block_is_read_or_written():
         replace_residual(G, E, one, one, *extent([shape]), ranks, scales, *factors, *energies)
         assert np.isfinite(around[:, inner]).all()
         assert np.isnan(around[:, :4096]).all() and np.isnan(around[:, -4096:]).all()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize(("depth", "columns"), [(1, 64), (5, 128), (64, 192)])
+def test_tiled_products_agree_with_the_product(rows, depth, columns):
+    left, right, out = block((rows, depth), 1), block((depth, columns), 2), np.full((rows, columns), np.nan, np.float32)
+    places = [(array.ctypes.data, array.strides[0]) for array in (left, right, out)]
+    tiled(*places[0], *places[1], rows, depth, columns, *places[2])
+    np.testing.assert_allclose(out, left.astype(np.float64) @ right, atol=1e-4)
+
+
+@numba.njit
+def tiled(left, left_row, right, right_row, rows, depth, columns, out, out_row):
+    multiply(left, left_row, right, right_row, rows, depth, columns, out, out_row)
+
+
+@pytest.mark.parametrize(("count", "r", "m"), [(1, 30, 3), (33, 64, 12), (3, 70, 16), (40, 128, 12)])
+def test_leading_eigenvectors_agree_with_lapack(count, r, m):
+    factors = np.random.default_rng(r).normal(size=(count, r, r)) / np.arange(1, r + 1)
+    matrices = (factors @ factors.transpose(0, 2, 1)).astype(np.float32)
+    start = block((m, r), 5)
+    values, vectors = leading_eigenvectors(matrices, start)
+    expected, others = reference_leading_eigenvectors(torch.from_numpy(matrices), torch.from_numpy(start))
+    np.testing.assert_allclose(values, expected, rtol=1e-3)
+    assert (np.diff(values) <= 0).all()
+    np.testing.assert_allclose(vectors @ vectors.transpose(0, 2, 1), np.eye(m)[None].repeat(count, 0), atol=1e-5)
+    energies = np.einsum("bmi,bij,bmj->bm", vectors, matrices.astype(np.float64), vectors)
+    np.testing.assert_allclose(values, energies, rtol=1e-4)
+    np.testing.assert_allclose(np.abs((vectors[:, :2] * others[:, :2].numpy()).sum(-1)), 1, atol=1e-3)
+
+
+def test_eigenvectors_that_a_matrix_lacks_are_orthogonal_or_zeros():
+    """Of the zero matrix, one of rank 1 and one of rank 3, with a start that holds one direction twice."""
+    vectors = block((3, 64), 1)
+    matrices = np.stack([0 * vectors.T @ vectors, vectors[:1].T @ vectors[:1], vectors.T @ vectors])
+    start = block((8, 64), 2)
+    start[1] = start[0]
+    values, found = leading_eigenvectors(matrices, start)
+    assert np.isfinite(found).all()
+    for rank, of_matrix, directions in zip((0, 1, 3), values, found, strict=True):
+        assert (of_matrix[rank:] <= 1e-5 * max(of_matrix[0], 0)).all()
+        products = directions @ directions.T
+        np.testing.assert_allclose(products, np.diag(np.diag(products).round()), atol=1e-5)
+        assert np.diag(products)[:rank] == pytest.approx(1, abs=1e-5)
+    assert values[1, 0] == pytest.approx(np.square(vectors[0]).sum(), rel=1e-5)

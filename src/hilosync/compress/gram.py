@@ -14,7 +14,6 @@ encoder's side, whose rounding is free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -23,12 +22,23 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from hilosync.compress.vectors import (
+    FREE_ORDER,
+    INDEX,
+    LANES,
+    VECTOR,
+    WORD,
+    everywhere,
+    load,
+    mask,
+    pointer,
+    store,
+    transpose,
+)
+
 __all__ = ["gram", "reference_gram"]
 
-_FREE_ORDER = ("reassoc", "contract", "nsz")
-"""What LLVM may do to sums; NaN and Inf keep their meaning."""
-
-_ROWS, _COLUMNS, _LANES = 4, 16, 8
+_ROWS, _COLUMNS = 4, 16
 
 _HALF = 64
 """Columns of half a panel. A word of an integer panel holds a column of the first half and one of the second."""
@@ -42,42 +52,17 @@ _RUN, _LINE = 512, 64
 _SMALLEST_EXPONENT = -110
 """Panels below 2^this count for nothing; a block of such panels is scaled before it comes here."""
 
-_FLOAT, _WORD, _INDEX = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_VECTOR, _WORDS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INDEX, _LANES)
-_PAIRS, _PRODUCTS = ir.VectorType(ir.IntType(16), 2 * _LANES), ir.VectorType(_INDEX, 2 * _LANES)
+_WORDS = ir.VectorType(INDEX, LANES)
+_PAIRS, _PRODUCTS = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(INDEX, 2 * LANES)
 
 _intrinsic: Any = intrinsic
 _jit: Any = numba.njit(error_model="numpy", nogil=True)
-_vectorized: Any = numba.njit(error_model="numpy", nogil=True, fastmath=set(_FREE_ORDER))
+_vectorized: Any = numba.njit(error_model="numpy", nogil=True, fastmath=set(FREE_ORDER))
 _kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
 
 
-def _pointer(build: Any, base: Any, offset: Any, type_: Any) -> Any:
-    return build.inttoptr(build.add(base, offset), type_.as_pointer())
-
-
-def _load(build: Any, base: Any, offset: Any, type_: Any = _VECTOR) -> Any:
-    value = build.load(_pointer(build, base, offset, type_))
-    value.align = 4
-    return value
-
-
-def _store(build: Any, value: Any, base: Any, offset: Any) -> None:
-    build.store(value, _pointer(build, base, offset, value.type)).align = 4
-
-
-def _everywhere(build: Any, value: Any) -> Any:
-    """A vector that holds one value in all lanes."""
-    nothing = ir.Constant(ir.VectorType(value.type, _LANES), ir.Undefined)
-    return build.shuffle_vector(build.insert_element(nothing, value, _INDEX(0)), nothing, _mask([0] * _LANES))
-
-
-def _mask(lanes: Sequence[int]) -> ir.Constant:
-    return ir.Constant(ir.VectorType(_INDEX, len(lanes)), lanes)
-
-
 def _same(value: int) -> ir.Constant:
-    return ir.Constant(_WORDS, [value] * _LANES)
+    return ir.Constant(_WORDS, [value] * LANES)
 
 
 def _larger(build: Any, a: Any, b: Any) -> Any:
@@ -87,9 +72,9 @@ def _larger(build: Any, a: Any, b: Any) -> Any:
 def _fetch(build: Any, address: Any) -> None:
     """Asks for a line of memory, which may lie beyond the end."""
     byte = ir.IntType(8)
-    kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _INDEX, _INDEX, _INDEX])
+    kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), INDEX, INDEX, INDEX])
     function = cgutils.get_or_insert_function(build.module, kind, "llvm.prefetch.p0")
-    read, second_cache, data = (_INDEX(value) for value in (0, 2, 1))
+    read, second_cache, data = (INDEX(value) for value in (0, 2, 1))
     build.call(function, [build.inttoptr(address, byte.as_pointer()), read, second_cache, data])
 
 
@@ -97,7 +82,7 @@ def _products(build: Any, left: Any, right: Any) -> Any:
     """Per word, the sum of both products of 16-bit halves: one instruction on x86."""
     nothing = ir.Constant(_PRODUCTS, ir.Undefined)
     products = build.mul(build.sext(left, _PRODUCTS), build.sext(right, _PRODUCTS))
-    halves = [build.shuffle_vector(products, nothing, _mask(list(range(h, 2 * _LANES, 2)))) for h in (0, 1)]
+    halves = [build.shuffle_vector(products, nothing, mask(list(range(h, 2 * LANES, 2)))) for h in (0, 1)]
     return build.add(*halves)
 
 
@@ -113,29 +98,29 @@ def _multiply_add(
 
     def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
         out, out_row, left, right, row, scale, ahead, ahead_row = arguments
-        offsets = [_WORD(4 * _LANES * part) for part in range(_COLUMNS // _LANES)]
+        offsets = [WORD(4 * LANES * part) for part in range(_COLUMNS // LANES)]
         sums = [[cgutils.alloca_once_value(build, _same(0)) for _ in offsets] for _ in range(_ROWS)]
         lines = _RUN // _LINE
         steps = _HALF // 4 // lines
-        with cgutils.for_range(build, _WORD(4)) as runs:
+        with cgutils.for_range(build, WORD(4)) as runs:
             run = build.add(ahead, build.mul(runs.index, ahead_row))
-            with cgutils.for_range(build, _WORD(lines)) as loop:
-                _fetch(build, build.add(run, build.mul(loop.index, _WORD(_LINE))))
-                k = build.mul(build.add(build.mul(runs.index, _WORD(lines)), loop.index), _WORD(steps))
+            with cgutils.for_range(build, WORD(lines)) as loop:
+                _fetch(build, build.add(run, build.mul(loop.index, WORD(_LINE))))
+                k = build.mul(build.add(build.mul(runs.index, WORD(lines)), loop.index), WORD(steps))
                 for step in range(steps):
-                    down = build.mul(build.add(k, _WORD(step)), row)
-                    factors = [_load(build, right, build.add(down, offset), _PAIRS) for offset in offsets]
+                    down = build.mul(build.add(k, WORD(step)), row)
+                    factors = [load(build, right, build.add(down, offset), _PAIRS) for offset in offsets]
                     for i, row_sums in enumerate(sums):
-                        pair = build.load(_pointer(build, left, build.add(down, _WORD(4 * i)), _INDEX))
-                        pairs = build.bitcast(_everywhere(build, pair), _PAIRS)
+                        pair = build.load(pointer(build, left, build.add(down, WORD(4 * i)), INDEX))
+                        pairs = build.bitcast(everywhere(build, pair), _PAIRS)
                         for total, factor in zip(row_sums, factors, strict=True):
                             build.store(build.add(build.load(total), _products(build, pairs, factor)), total)
-        scale = _everywhere(build, scale)
+        scale = everywhere(build, scale)
         for i, row_sums in enumerate(sums):
             for offset, total in zip(offsets, row_sums, strict=True):
-                place = build.add(build.mul(out_row, _WORD(i)), offset)
-                more = build.fmul(build.sitofp(build.load(total), _VECTOR), scale, flags=_FREE_ORDER)
-                _store(build, build.fadd(_load(build, out, place), more, flags=_FREE_ORDER), out, place)
+                place = build.add(build.mul(out_row, WORD(i)), offset)
+                more = build.fmul(build.sitofp(build.load(total), VECTOR), scale, flags=FREE_ORDER)
+                store(build, build.fadd(load(build, out, place), more, flags=FREE_ORDER), out, place)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5, types.float32, *[types.int64] * 2), generate
@@ -152,49 +137,28 @@ def _add(
 
     def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
         gradient, residual, row, factor, out, out_row, rows, parts = arguments
-        factor = _everywhere(build, factor)
+        factor = everywhere(build, factor)
         largest = [cgutils.alloca_once_value(build, _same(0)) for _ in range(4)]
         with cgutils.for_range(build, rows) as down, cgutils.for_range(build, parts) as loop:
-            start = build.mul(loop.index, _WORD(16 * _LANES))
+            start = build.mul(loop.index, WORD(16 * LANES))
             source, target = (build.add(build.mul(down.index, stride), start) for stride in (row, out_row))
             for part, found in enumerate(largest):
-                offset = _WORD(4 * _LANES * part)
+                offset = WORD(4 * LANES * part)
                 place = build.add(source, offset)
-                scaled = build.fmul(factor, _load(build, gradient, place), flags=_FREE_ORDER)
-                total = build.fadd(_load(build, residual, place), scaled, flags=_FREE_ORDER)
-                _store(build, total, out, build.add(target, offset))
+                scaled = build.fmul(factor, load(build, gradient, place), flags=FREE_ORDER)
+                total = build.fadd(load(build, residual, place), scaled, flags=FREE_ORDER)
+                store(build, total, out, build.add(target, offset))
                 magnitude = build.and_(build.bitcast(total, _WORDS), _same(0x7FFFFFFF))
                 build.store(_larger(build, magnitude, build.load(found)), found)
         lanes = build.load(largest[0])
         for found in largest[1:]:
             lanes = _larger(build, lanes, build.load(found))
-        top = build.extract_element(lanes, _INDEX(0))
-        for lane in range(1, _LANES):
-            top = _larger(build, top, build.extract_element(lanes, _INDEX(lane)))
+        top = build.extract_element(lanes, INDEX(0))
+        for lane in range(1, LANES):
+            top = _larger(build, top, build.extract_element(lanes, INDEX(lane)))
         return top
 
     return types.int32(*[types.int64] * 3, types.float32, *[types.int64] * 4), generate
-
-
-@_intrinsic
-def _transpose(context: Any, source: Any, source_row: Any, out: Any, out_row: Any) -> Any:
-    """out[j, i] ← source[i, j] for 8 rows and columns, by Eklundh's exchange of halves, quarters, eighths."""
-
-    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
-        source, source_row, out, out_row = arguments
-        rows = [_load(build, source, build.mul(source_row, _WORD(i))) for i in range(_LANES)]
-        for half in (4, 2, 1):
-            low = _mask([j + _LANES - half if j & half else j for j in range(_LANES)])
-            high = _mask([j + _LANES if j & half else j + half for j in range(_LANES)])
-            for i in range(_LANES):
-                if not i & half:
-                    pair = rows[i], rows[i + half]
-                    rows[i], rows[i + half] = (build.shuffle_vector(*pair, mask) for mask in (low, high))
-        for i, row in enumerate(rows):
-            _store(build, row, out, build.mul(out_row, _WORD(i)))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), generate
 
 
 @_vectorized
@@ -285,9 +249,9 @@ def _gram(G, E, factor, out, sums, pairs, panel, K):
         step = 2.0 ** (exponent - _BITS)
         _round(sums, step, panel if tall else pairs)
         if not tall:
-            for i in range(0, width, _LANES):
-                for k in range(0, _HALF, _LANES):
-                    _transpose(
+            for i in range(0, width, LANES):
+                for k in range(0, _HALF, LANES):
+                    transpose(
                         pairs.ctypes.data + 4 * (i * _HALF + k),
                         4 * _HALF,
                         panel.ctypes.data + 4 * (k * width + i),

@@ -156,7 +156,7 @@ def fit_bases(found, short, counts, ranks, exponents, step, bases, fits):
     rounding U lost is won back: P = (Q·Qᵀ)⁻¹·Q/Δ for the rounded U = Qᵀ.
 
     Args:
-        found: U of one block after another, shape (r, m), columns by descending energy; fp32, flat.
+        found: Uᵀ of one block after another, shape (m, r), rows by descending energy; fp32, flat.
         short, counts, ranks: r, m and k ≤ m of each block, int64, shape (blocks,).
         exponents: q of each component that is sent, int64.
         step: Δ.
@@ -167,12 +167,12 @@ def fit_bases(found, short, counts, ranks, exponents, step, bases, fits):
     source, target, component = 0, 0, 0
     for b in range(len(ranks)):
         r, m, k = short[b], counts[b], ranks[b]
-        U = found[source : source + r * m].reshape(r, m)
+        U = found[source : source + r * m].reshape(m, r)
         integers, fit = bases[target : target + k * r].reshape(k, r), fits[target : target + k * r].reshape(k, r)
         Q, grids = np.empty((k, r)), 2.0 ** exponents[component : component + k]
         for i in range(r):
             for c in range(k):
-                rounded = np.rint(min(max(U[i, c], np.float32(-1)), np.float32(1)) * grids[c])
+                rounded = np.rint(min(max(U[c, i], np.float32(-1)), np.float32(1)) * grids[c])
                 integers[c, i] = np.int32(rounded)
                 Q[c, i] = rounded / grids[c]
         _fit_basis(Q, np.empty((k, k)))

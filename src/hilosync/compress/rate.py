@@ -182,7 +182,7 @@ class Rate:
         components = Components(self._plan, ranks, classes[places < np.repeat(ranks, self._counts)])
         entries = int((ranks * self._short).sum())
         bases, fits = np.empty(entries, np.int32), np.empty(entries, np.float32)
-        found = np.concatenate([spectrum.basis.cpu().numpy().ravel() for spectrum in self._found])
+        found = np.concatenate([spectrum.basis.T.cpu().numpy().ravel() for spectrum in self._found])
         fit_bases(found, self._short, self._counts, ranks, components.exponents(), step, bases, fits)
         return Choice(components, bases, fits)
 

@@ -23,6 +23,7 @@ from hilosync.compress import products
 from hilosync.compress.blocks import each_part
 from hilosync.compress.corrected import CorrectedGradient, require_finite_sum
 from hilosync.compress.gram import gram
+from hilosync.compress.leading import leading_eigenvectors, reference_leading_eigenvectors
 from hilosync.plan import AdapterPlan, Block
 
 __all__ = [
@@ -39,9 +40,6 @@ __all__ = [
 
 _SAFE_ENERGY = (1e-20, 1e30)
 """Block energies ‖G‖² within which neither K nor its eigenvalues under- or overflow in fp32."""
-
-_ROUNDS = 2
-"""Of subspace iteration: a third one finds no more than a thousandth of the residual energy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +102,12 @@ def leading_spectra(grams: Grams, count: int) -> list[Spectrum]:
 
     def decompose(K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if K.shape[-1] <= 2 * count:
-            return torch.linalg.eigh(K)
-        # Traces of 1: rounds may not leave fp32's range. The zero block keeps its zeros.
-        trace = K.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=_SAFE_ENERGY[0])[:, None, None]
-        unit = K / trace
-        Q = _start(K.shape[-1], count).to(K.device).expand(len(K), -1, -1)
-        for _ in range(_ROUNDS):
-            Q = torch.linalg.qr(torch.bmm(unit, Q)).Q
-        ascending, turns = torch.linalg.eigh(torch.bmm(Q.mT, torch.bmm(unit, Q)))
-        return ascending * trace[:, 0], torch.bmm(Q, turns)
+            return _eigenvectors(K)
+        start = _start(K.shape[-1], count)
+        if K.device.type != "cpu":
+            return reference_leading_eigenvectors(K, start)
+        values, vectors = leading_eigenvectors(K.numpy(), start.numpy())
+        return torch.from_numpy(values), torch.from_numpy(vectors)
 
     found = _decomposed(grams, range(len(grams.matrices)), decompose)
     return [found[index] for index in range(len(grams.matrices))]
@@ -120,7 +115,7 @@ def leading_spectra(grams: Grams, count: int) -> list[Spectrum]:
 
 def completed(grams: Grams, found: Sequence[Spectrum | None], indices: Iterable[int]) -> list[Spectrum]:
     """`found`, with the whole spectra of the blocks at these positions."""
-    whole = _decomposed(grams, indices, torch.linalg.eigh)
+    whole = _decomposed(grams, indices, _eigenvectors)
     merged = [whole.get(index, spectrum) for index, spectrum in enumerate(found)]
     return [spectrum for spectrum in merged if spectrum is not None]
 
@@ -142,24 +137,29 @@ def reference_spectrum(matrix: torch.Tensor) -> Spectrum:
 
 @cache
 def _start(short: int, count: int) -> torch.Tensor:
-    """Random directions, the same at every step."""
-    return torch.randn(short, count, generator=torch.Generator().manual_seed(0))
+    """Random directions as rows, the same at every step."""
+    return torch.randn(short, count, generator=torch.Generator().manual_seed(0)).T.contiguous()
+
+
+def _eigenvectors(K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All eigenvalues of a batch, descending, and the eigenvectors as rows."""
+    ascending, columns = torch.linalg.eigh(K)
+    return ascending.flip(-1), columns.flip(-1).mT
 
 
 def _decomposed(
     grams: Grams, indices: Iterable[int], decompose: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 ) -> dict[int, Spectrum]:
-    """Spectra by position; `decompose` gets the blocks of one short side as a batch, and values come ascending."""
+    """Spectra by position; `decompose` gets the blocks of one short side as a batch, and gives values and rows."""
     groups: dict[int, list[int]] = {}
     for index in indices:
         groups.setdefault(len(grams.matrices[index]), []).append(index)
     found: dict[int, Spectrum] = {}
     for members in groups.values():
-        ascending, bases = decompose(torch.stack([grams.matrices[index] for index in members]))
-        energies = ascending.flip(-1).clamp_(min=0).double().cpu().numpy()
+        values, bases = decompose(torch.stack([grams.matrices[index] for index in members]))
+        energies = values.clamp(min=0).double().cpu().numpy()
         energies = np.ldexp(energies, 2 * grams.exponents[members][:, None])
-        bases = bases.flip(-1)
-        found |= {index: Spectrum(energies[row], bases[row]) for row, index in enumerate(members)}
+        found |= {index: Spectrum(energies[row], bases[row].T) for row, index in enumerate(members)}
     return found
 
 
