@@ -10,7 +10,6 @@ import atexit
 import random
 import re
 import time
-from contextlib import suppress
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -19,9 +18,10 @@ from urllib.parse import urlsplit
 from hilosync.errors import ConfigurationError, LogUnavailable, LogUnreachable, Truncated
 from hilosync.log.objects import LARGEST_OBJECT, Objects
 from hilosync.log.polling import Polling
+from hilosync.log.refusals import leave_body, refusal_of
 from hilosync.log.snapshots import INDEX, versions_in
 
-__all__ = ["HTTP_POLLING", "LONGEST_WAIT", "SILENCE", "HttpObjects", "base_address", "refusal_of", "split_view"]
+__all__ = ["HTTP_POLLING", "LONGEST_WAIT", "SILENCE", "HttpObjects", "base_address", "split_view"]
 
 HTTP_POLLING = Polling(shortest=0.05, longest=1.0, jitter=0.2)
 """For servers that do not wait by themselves, as a relay does."""
@@ -156,8 +156,6 @@ class HttpObjects(Objects):
     def _check(self, path: str, response: Any) -> None:
         status = response.status_code
         if status in _BROKEN or status == 429:
-            with suppress(Exception):
-                response.read()
             raise _broken(f"the server said {status}{refusal_of(response)}")
         if status not in (200, 206):
             advice = {
@@ -181,6 +179,7 @@ def _client() -> Any:
         headers={"Accept-Encoding": "identity"},
         follow_redirects=True,
         max_redirects=3,
+        event_hooks={"response": [leave_body]},
     )
     atexit.register(client.close)
     return client
@@ -194,6 +193,7 @@ class _Transfer:
         self._content = bytearray()
         self._size: int | None = None
         self._tag: str | None = None
+        self._deadline = time.monotonic() + _TRANSFER
 
     def resume(self) -> dict[str, str]:
         """Headers that ask for what is still missing, if the object is the same; all of it otherwise."""
@@ -225,6 +225,8 @@ class _Transfer:
         if len(self._content) > (LARGEST_OBJECT if self._size is None else self._size):
             self._content.clear()
             raise _broken("the server sent more than it announced")
+        if time.monotonic() > self._deadline:
+            raise _broken(f"not all of it has come within {_TRANSFER:.0f} s")
 
     def finish(self) -> bytes:
         """The whole object."""
@@ -273,17 +275,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, httpx2.ConnectError):
         return "it cannot be reached; check the address, the network and the server"
     return f"the connection failed ({type(error).__name__}); try again"
-
-
-def refusal_of(response: Any) -> str:
-    """What a relay adds to its refusal, one line for people; anything else is left out.
-
-    Args:
-        response: a response that has been read.
-    """
-    if not response.headers.get("Content-Type", "").startswith("text/plain"):
-        return ""
-    with suppress(Exception):
-        line = response.text[:300].partition("\n")[0]
-        return f" ({''.join(sign for sign in line if sign.isprintable())})"
-    return ""

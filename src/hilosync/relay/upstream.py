@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,8 +15,10 @@ from obstore.store import LocalStore, MemoryStore
 
 from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log import open_objects
-from hilosync.log.http import LONGEST_WAIT, SILENCE, HttpObjects, refusal_of
+from hilosync.log.http import LONGEST_WAIT, SILENCE, HttpObjects
+from hilosync.log.objects import LARGEST_OBJECT
 from hilosync.log.pieces import FIRST_PIECE, WAYS, cut
+from hilosync.log.refusals import leave_body_async, refusal_of_async
 from hilosync.relay.pieces import LONGEST_PIECE, in_order
 from hilosync.relay.verification import is_immutable
 
@@ -98,7 +100,7 @@ class StoreUpstream:
             answer = await self._get(path, offset, in_pieces)
             if offset and answer.meta["e_tag"] != tag:
                 offset, answer = 0, await self._get(path, 0, in_pieces)
-            size = answer.meta["size"]
+            size = _bounded(f"{self.url}/{path}", answer.meta["size"])
             if self._local:
                 chunks = self._pieces(path, offset, size)
             elif in_pieces:
@@ -181,6 +183,7 @@ class HttpUpstream:
             limits=httpx2.Limits(max_connections=256, max_keepalive_connections=32),
             follow_redirects=True,
             max_redirects=3,
+            event_hooks={"response": [leave_body_async]},
         )
 
     @asynccontextmanager
@@ -205,9 +208,7 @@ class HttpUpstream:
                     yield None
                     return
                 if response.status_code not in (200, 206):
-                    with suppress(httpx2.HTTPError):
-                        await response.aread()
-                    why = f"the server said {response.status_code}{refusal_of(response)}"
+                    why = f"the server said {response.status_code}{await refusal_of_async(response)}"
                     raise self._unavailable(path, why)
                 download = self._download(path, response)
                 async with aclosing(download.chunks):
@@ -251,7 +252,7 @@ class HttpUpstream:
             match = re.fullmatch(r"()(\d{1,15})", response.headers.get("Content-Length", ""))
         if match is None:
             raise self._unavailable(path, "the server does not say how long it is")
-        return int(match[1] or 0), int(match[2])
+        return int(match[1] or 0), _bounded(f"{self.url}/{path}", int(match[2]))
 
     async def _piece(
         self, path: str, answer: Any, offset: int, size: int, tag: str | None, start: int, end: int
@@ -286,6 +287,13 @@ class HttpUpstream:
 
     def _unavailable(self, path: str, why: str) -> LogUnavailable:
         return LogUnavailable(f"{self.url}: cannot read {path}: {why}; check the upstream")
+
+
+def _bounded(name: str, size: int) -> int:
+    """The object's size, unless it is absurd: pieces of that are not even counted."""
+    if size > LARGEST_OBJECT:
+        raise LogUnavailable(f"{name} has {size} bytes: expected at most {LARGEST_OBJECT}; it is no part of a log")
+    return size
 
 
 def open_upstream(url: str) -> Upstream:
