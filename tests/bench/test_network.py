@@ -24,8 +24,16 @@ SHORT = ["--workers", "2", "--records", "2", "--adapters", "1", "--pause", "0.05
 SMALL_MODEL = ["--model", "qwen3-0.6b", "--rank", "1"]
 
 
-def children() -> list[str]:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays():
+    """Services of other tests may run all along."""
+    before = children()
+    yield
+    assert children() <= before
 
 
 @pytest.fixture
@@ -52,7 +60,6 @@ def test_the_command_measures_logs_and_names_what_it_cannot_measure(tmp_path, no
     }
     assert result["nothing_lost"]
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert not children()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,6 @@ def test_services_are_started_and_ended(kind):
     result = run_network(TINY, [kind], ["loopback"], workers=2, records=2, adapters=1, pause=0.05)
     assert result["nothing_lost"] and len(result["rows"]) == 1
     assert result["record_bytes"] == 20_000
-    assert not children()
 
 
 def test_a_loss_ends_the_command_with_code_1(tmp_path, monkeypatch):
@@ -142,7 +148,6 @@ def test_a_server_that_does_not_start_is_named_and_nothing_stays(monkeypatch):
     monkeypatch.setenv("HILO_NATS_SERVER", "/bin/false")
     with pytest.raises(PeerSilent, match="false does not start"):
         run_network(TINY, ["nats"], ["loopback"], workers=1, records=1, adapters=1)
-    assert not children()
 
 
 def test_unknown_logs_and_networks_are_named():
@@ -163,7 +168,6 @@ def test_a_tree_shares_an_adapter_and_a_snapshot():
     (row,) = result["rows"]
     assert 0 < row["adapter_worker_s"] <= row["adapter_s"] and 0 < row["snapshot_worker_s"] <= row["snapshot_s"]
     assert result["nothing_lost"] and result["snapshot_bytes"] >= 199_000
-    assert not children()
 
 
 @pytest.mark.net
@@ -174,4 +178,3 @@ def test_nothing_is_lost_over_a_lossy_link_that_is_cut():
     (row,) = result["rows"]
     assert result["nothing_lost"] and row["partition"]["records"] >= 2
     assert row["record_s_median"] > 0.010  # there and back
-    assert not children()

@@ -60,6 +60,13 @@ def test_one_mistyped_left_out_or_added_character_is_noticed(ticket: Ticket):
             decode_ticket(wrong)
 
 
+@pytest.mark.parametrize("ticket", [TICKET, SIGNED])
+@pytest.mark.parametrize("missing", range(1, 9))
+def test_a_ticket_that_was_not_copied_whole_is_called_incomplete(ticket: Ticket, missing: int):
+    with pytest.raises(BadTicket, match=r"^mistyped or incomplete join ticket: "):
+        decode_ticket(encode_ticket(ticket)[:-missing])
+
+
 def test_swapped_characters_are_noticed(rng):
     text = encode_ticket(TICKET)
     for position in rng.choice(len(text) - 1, 60, replace=False):

@@ -135,8 +135,8 @@ def _unpacked(text: str) -> bytes:
         return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadTicket(
-            f"mistyped join ticket: {error}; expected letters, digits, '-' and '_' after {TICKET_PREFIX!r}: copy it "
-            "whole, or make another with `hilo ticket LOG`"
+            f"mistyped or incomplete join ticket: {error}; expected letters, digits, '-' and '_' after "
+            f"{TICKET_PREFIX!r}: copy it whole, or make another with `hilo ticket LOG`"
         ) from error
 
 
