@@ -16,7 +16,7 @@ from hilosync.bench.network import Sizes, model_sizes, run_network
 from hilosync.bench.peers import Chain, follow
 from hilosync.bench.tree import run_tree
 from hilosync.cli.bench import command
-from hilosync.errors import MalformedRecord, PeerSilent, UnknownName
+from hilosync.errors import BudgetTooSmall, MalformedRecord, PeerSilent, UnknownName
 from hilosync.log import open_log
 
 TINY = Sizes(record=20_000, adapter=400_000, blocks=10)
@@ -155,6 +155,33 @@ def test_unknown_logs_and_networks_are_named():
         run_network(TINY, ["carrier pigeon"], ["loopback"])
     with pytest.raises(UnknownName, match="lossy"):
         run_network(TINY, ["file"], ["moon"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--pause", "nan"], "'nan': expected a number"),
+        (["--pause", "inf"], "not in the range"),
+        (["--partition", "nan"], "'nan': expected a number"),
+        (["--snapshot-mb", "inf", "--tree"], "not in the range"),
+        (["--out", "."], "is a directory"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_it_begins(arguments, expected):
+    ended = CliRunner().invoke(command, ["network", *arguments])
+    assert ended.exit_code == 2 and expected in ended.output
+
+
+def test_a_budget_that_no_record_fits_is_refused():
+    with pytest.raises(BudgetTooSmall, match="392 tensors has at least 1004 bytes, got 300; raise the budget"):
+        model_sizes(budget="300")
+
+
+def test_a_picture_that_cannot_be_stored_is_known_before_the_measurement(tmp_path, monkeypatch):
+    monkeypatch.setattr("hilosync.cli.network.measure_network", lambda *_: pytest.fail("it has begun"))
+    (tmp_path / "file").touch()
+    ended = CliRunner().invoke(command, ["network", "--out", str(tmp_path / "file" / "network.png")])
+    assert isinstance(ended.exception, OSError)
 
 
 def test_sizes_are_those_of_the_model():

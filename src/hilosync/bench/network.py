@@ -25,7 +25,7 @@ from hilosync.bench.log_places import LOG_KINDS, place_log
 from hilosync.bench.peers import SCALARS
 from hilosync.bench.shapes import adapter_plan
 from hilosync.compress.budget import budget_bytes
-from hilosync.errors import UnknownName
+from hilosync.errors import BudgetTooSmall, UnknownName
 from hilosync.wire import record_overhead
 
 __all__ = ["NETWORKS", "Sizes", "model_sizes", "run_network"]
@@ -59,10 +59,16 @@ def model_sizes(model: str = "qwen3-1.7b", rank: int = 64, budget: str = "1.6%")
     Raises:
         UnknownName: there is no such model in `bench.shapes`.
         ConfigurationError: the budget cannot be read.
+        BudgetTooSmall: no record is that small.
     """
     plan = adapter_plan(model, rank)
     blocks = len(plan.blocks)
-    return Sizes(budget_bytes(budget, plan), record_overhead(blocks, 1, SCALARS) + plan.adapter_bytes, blocks)
+    size, overhead = budget_bytes(budget, plan), record_overhead(blocks, 1, SCALARS)
+    if size < overhead:
+        raise BudgetTooSmall(
+            f"a record of {blocks} tensors has at least {overhead} bytes, got {size}; raise the budget"
+        )
+    return Sizes(size, overhead + plan.adapter_bytes, blocks)
 
 
 def run_network(

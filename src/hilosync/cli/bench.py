@@ -15,6 +15,16 @@ __all__ = ["codec", "command", "learning", "network", "recovery", "replay"]
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
+class _Number(click.FloatRange):
+    """A range of numbers. NaN lies in none: of that no comparison holds, so that none refuses it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r}: expected a number", param, ctx)
+        return number
+
+
 @click.group("bench")
 def command() -> None:
     """Measure. Progress and tables go to standard error, one JSON object to standard output with --json."""
@@ -222,9 +232,9 @@ def recovery(versions: int, problems: int, out: Path, as_json: bool) -> None:
 @click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Processes that read.")
 @click.option("--records", default=40, show_default=True, type=click.IntRange(1), help="Records of each series.")
 @click.option("--adapters", default=2, show_default=True, type=click.IntRange(1), help="Adapters of each series.")
-@click.option("--pause", default=2.0, show_default=True, type=click.FloatRange(0), help="Seconds between them.")
-@click.option("--partition", default=20.0, show_default=True, type=click.FloatRange(0), help="Seconds without a link.")
-@click.option("--snapshot-mb", default=84.0, show_default=True, type=click.FloatRange(0), help="Of --tree, 0 for none.")
+@click.option("--pause", default=2.0, show_default=True, type=_Number(0, 3600), help="Seconds between them.")
+@click.option("--partition", default=20.0, show_default=True, type=_Number(0, 3600), help="Seconds without a link.")
+@click.option("--snapshot-mb", default=84.0, show_default=True, type=_Number(0, 1e5), help="Of --tree, 0 for none.")
 @click.option("--mbit", default=62.5, show_default=True, help="Rate of a link, Mbit/s.")
 @click.option("--delay-ms", default=40.0, show_default=True, help="One way.")
 @click.option("--jitter-ms", default=10.0, show_default=True, help="Of the lossy link, around the delay.")
@@ -232,7 +242,13 @@ def recovery(versions: int, problems: int, out: Path, as_json: bool) -> None:
 @click.option("--model", default="qwen3-1.7b", show_default=True, help="Whose shapes.")
 @click.option("--rank", default=64, show_default=True, type=click.IntRange(1), help="LoRA rank.")
 @click.option("--budget", default="1.6%", show_default=True, help="Of a record.")
-@click.option("--out", default="runs/network.png", show_default=True, type=click.Path(path_type=Path), help="Picture.")
+@click.option(
+    "--out",
+    default="runs/network.png",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Picture.",
+)
 @_JSON
 def network(
     tree: bool,
@@ -265,6 +281,7 @@ def network(
     from hilosync.cli.network import measure_network, measure_tree
 
     sizes, link = model_sizes(model, rank, budget), Link(mbit, delay_ms, jitter_ms, loss)
+    out.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is better known before than after
     if tree:
         result, table = measure_tree(sizes, link, workers, round(1e6 * snapshot_mb), out)
     else:
