@@ -14,11 +14,14 @@ from typing import Any
 import numba
 import numpy as np
 
+from hilosync.compress.tiles import WIDTH, multiply
+
 __all__ = ["energy", "low_rank_factors", "project", "replace_residual"]
 
 _RUN = 2048
 """Elements that stay in the innermost cache while they are worked on."""
 
+_helper: Any = numba.njit(error_model="numpy", nogil=True)
 _fast: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
 _in_order: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"contract"})
 _kernel: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"}, cache=True)
@@ -125,69 +128,62 @@ def low_rank_factors(bases, ranks, G, E, factor, offsets, columns, out):
         start += k * (shape[0] + shape[1])
 
 
-@_fast
-def _multiply(left, scale, right, start, end, out):
-    """out ← scale·left·right[:, start:end] for a few rows, which follow each other in `out`; `left` has columns."""
-    width = end - start
-    for i in range(len(left)):
-        row = out[i * width : (i + 1) * width]
-        # Rows first: LLVM sees that their elements are adjacent, which it does not in a slice of columns.
-        whole = left.shape[1] // 4 * 4
-        for k in range(0, whole, 4):
-            f0, f1, f2, f3 = scale * left[i, k], scale * left[i, k + 1], scale * left[i, k + 2], scale * left[i, k + 3]
-            r0, r1 = right[k, start:end], right[k + 1, start:end]
-            r2, r3 = right[k + 2, start:end], right[k + 3, start:end]
-            if k == 0:
-                for j in range(width):
-                    row[j] = f0 * r0[j] + f1 * r1[j] + f2 * r2[j] + f3 * r3[j]
-            else:
-                for j in range(width):
-                    row[j] += f0 * r0[j] + f1 * r1[j] + f2 * r2[j] + f3 * r3[j]
-        for k in range(whole, left.shape[1]):
-            factor, other = scale * left[i, k], right[k, start:end]
-            if k == 0:
-                for j in range(width):
-                    row[j] = factor * other[j]
-            else:
-                for j in range(width):
-                    row[j] += factor * other[j]
-
-
 @_in_order
-def _remaining(keep, old, factor, new, product):
-    return keep * old + factor * new - product
+def _remaining(keep, old, factor, new, scale, product):
+    return keep * old + factor * new - scale * product
 
 
 @_fast
-def _combine(G, E, factor, keep, product):
+def _combine(G, E, factor, keep, scale, product):
     sent, left = np.float32(0), np.float32(0)
     for j in range(len(E)):
-        total = _remaining(keep, E[j], factor, G[j], product[j])
+        total = _remaining(keep, E[j], factor, G[j], scale, product[j])
         E[j] = total
         sent += G[j] * G[j]
         left += total * total
     return sent, left
 
 
-@_fast
-def _replace(G, E, factor, keep, scale, left, right, product):
+@_helper
+def _padded(right, memory):
+    """The same with zeros as further columns, up to a multiple of `WIDTH`."""
+    k, columns = right.shape
+    width = (columns + WIDTH - 1) // WIDTH * WIDTH
+    out = memory[: k * width].reshape((k, width))
+    out[:, :columns] = right
+    out[:, columns:] = 0
+    return out
+
+
+@_helper
+def _replace(G, E, factor, keep, scale, left, right, memory, product):
     rows, columns = G.shape
     gradient, residual = G.reshape(-1), E.reshape(-1)
-    width = min(columns, _RUN)
-    height = max(1, _RUN // columns)
-    squares, kept = 0.0, 0.0
-    product[:] = 0
+    k, squares, kept = left.shape[1], 0.0, 0.0
+    if columns % WIDTH:
+        right = _padded(right, memory)
+    strip = min(right.shape[1], _RUN)
+    # Rows that lie in a strip as a whole follow each other without a gap.
+    together = strip == columns
+    height = len(product) // strip
     for i in range(0, rows, height):
         end = min(i + height, rows)
-        for j in range(0, columns, width):
-            stop = min(j + width, columns)
-            start = i * columns + j
-            run = slice(start, start + (end - i) * (stop - j))
-            if left.shape[1]:
-                _multiply(left[i:end], scale, right, j, stop, product)
-            more, remaining = _combine(gradient[run], residual[run], factor, keep, product)
-            squares += more
-            kept += remaining
+        for j in range(0, columns, strip):
+            width = min(strip, right.shape[1] - j)
+            if k:
+                place = left.ctypes.data + 4 * k * i, 4 * k, right.ctypes.data + 4 * j, 4 * right.shape[1]
+                multiply(*place, end - i, k, width, product.ctypes.data, 4 * strip)
+            else:
+                product[:] = 0
+            step = end - i if together else 1
+            for row in range(i, end, step):
+                start = row * columns + j
+                run = slice(start, start + (step * columns if together else min(strip, columns - j)))
+                more, remaining = _combine(
+                    gradient[run], residual[run], factor, keep, scale, product[(row - i) * strip :]
+                )
+                squares += more
+                kept += remaining
     return squares, kept
 
 
@@ -207,7 +203,10 @@ def replace_residual(G, E, factor, keep, offsets, columns, ranks, scales, lefts,
         sent: ‖G‖² of each block afterwards, fp64, shape (blocks,).
         kept: the same of E.
     """
-    product = np.zeros(_RUN, np.float32)
+    longest = 0
+    for b in range(len(columns)):
+        longest = max(longest, max(ranks[b], 0) * (columns[b] + WIDTH) if columns[b] % WIDTH else 0)
+    memory, product = np.empty(longest, np.float32), np.empty(4 * _RUN, np.float32)
     left = right = 0
     for b in range(len(columns)):
         k = ranks[b]
@@ -220,7 +219,7 @@ def replace_residual(G, E, factor, keep, offsets, columns, ranks, scales, lefts,
             rights[right : right + k * shape[1]].reshape((k, shape[1])),
         )
         sent[b], kept[b] = _replace(
-            G[run].reshape(shape), E[run].reshape(shape), factor, keep, scales[b], *factors, product
+            G[run].reshape(shape), E[run].reshape(shape), factor, keep, scales[b], *factors, memory, product
         )
         left += shape[0] * k
         right += k * shape[1]
