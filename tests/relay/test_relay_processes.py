@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx2
 import numpy as np
@@ -14,9 +17,12 @@ import pytest
 from blake3 import blake3
 from relay_parts import LIMIT, SENT, Origin, chain, health, relay, step
 
+from hilosync.bench.nats_server import free_port
 from hilosync.errors import ConfigurationError, LogUnavailable
 from hilosync.log import Order, open_log
 from hilosync.log.pieces import FIRST_PIECE
+from hilosync.relay import Cache, open_upstream
+from hilosync.relay.server import _listener, application
 from hilosync.wire import Manifest, encode_manifest
 
 
@@ -222,6 +228,20 @@ def test_rollouts_go_to_the_log_behind_the_view(tmp_path, rng):
             open_log(url, create=True)
 
 
+@pytest.mark.parametrize("between", [0, 1])
+def test_a_relay_that_is_its_own_upstream_says_so(between):
+    port = free_port()
+    with ExitStack() as stack:
+        last = f"http://127.0.0.1:{port}"
+        for _ in range(between):
+            last = stack.enter_context(relay(last))
+        own = stack.enter_context(relay(last, "--listen", f"127.0.0.1:{port}"))
+        for method in ("GET", "HEAD"):
+            answer = httpx2.request(method, f"{own}/{step(0)}", timeout=20)
+            assert answer.status_code == 503
+            assert method == "HEAD" or "its own upstream" in answer.text
+
+
 def test_a_certificate_makes_it_https_and_readers_check_it(tmp_path, rng):
     log = open_log(f"file:{tmp_path}/run", create=True)
     genesis = chain(rng, [])[0]
@@ -258,6 +278,40 @@ def test_what_a_relay_cannot_do_is_refused_in_one_line(tmp_path, options, expect
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_upstream_is_refused_without_its_password():
+    command = [sys.executable, "-m", "hilosync", "relay", "nats://anna:secret@localhost:4222/run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 2
+    assert "nats: a relay needs" in done.stderr and "secret" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel ends no connection by itself")
+def test_the_connection_of_a_reader_that_takes_nothing_is_closed(tmp_path, rng, monkeypatch):
+    monkeypatch.setattr("hilosync.relay.server._SENDING", 0.3)
+    blob = open_log(f"file:{tmp_path}", create=True).blobs.put(rng.bytes(16 << 20))
+    cache = Cache(open_upstream(f"file:{tmp_path}"), 1 << 30)
+    uvicorn = pytest.importorskip("uvicorn")
+
+    async def story() -> None:
+        with _listener("127.0.0.1", 0) as listener, socket.socket() as reader:
+            server = uvicorn.Server(
+                uvicorn.Config(application(cache, ""), log_level="critical", timeout_graceful_shutdown=1)
+            )
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(listener.getsockname())
+            reader.sendall(f"GET /blobs/{blob} HTTP/1.1\r\nHost: relay\r\n\r\n".encode())
+            async with asyncio.timeout(LIMIT):
+                while not server.server_state.connections:
+                    await asyncio.sleep(0.02)
+                while server.server_state.connections:
+                    await asyncio.sleep(0.02)
+            server.should_exit = True
+            await serving
+
+    asyncio.run(story())
 
 
 def self_signed(folder) -> tuple[str, str]:

@@ -100,6 +100,10 @@ class Cache:
             self._remember_miss(path)
         return found
 
+    def would_wait_for_itself(self, told: str) -> bool:
+        """See `Upstream.would_wait_for_itself`."""
+        return self._upstream.would_wait_for_itself(told)
+
     async def close(self) -> None:
         """Ends all transfers."""
         for task in list(self._tasks):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hilosync.errors import ConfigurationError, HiLoError
 from hilosync.log.http import LONGEST_WAIT
 from hilosync.relay.cache import Cache
+from hilosync.relay.circles import LOOP
 from hilosync.relay.transfer import Transfer
 from hilosync.relay.verification import is_immutable, is_mark
 
@@ -31,6 +32,7 @@ _ASK = "no-cache"
 _NEVER = "no-store"
 
 _IN_VAIN = 503
+_LOOP = 508
 
 
 class _Objects:
@@ -46,6 +48,8 @@ class _Objects:
             await _answer(send, 405, "only GET and HEAD: a relay cannot be written to")
         elif not is_immutable(path) and not is_mark(path):
             await _answer(send, 404, "no object of a log has this name")
+        elif self._cache.would_wait_for_itself(_headers(scope).get(LOOP.lower(), "")):
+            await _answer(send, _LOOP, "this relay is its own upstream, directly or through others")
         elif scope["method"] == "HEAD":
             await self._head(path, send)
         else:
@@ -64,7 +68,7 @@ class _Objects:
             await send({"type": "http.response.body"})
 
     async def _get(self, path: str, scope: Any, send: Any) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = _headers(scope)
         wait = _preferred_wait(headers.get("prefer", "")) if path.startswith("steps/") else 0.0
         try:
             async with self._cache.reading(path, wait) as transfer:
@@ -202,11 +206,15 @@ def serve(
 def _listener(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=512)
+        listener = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         raise ConfigurationError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --listen"
         ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Closing a connection waits for what is still to be sent: only the kernel ends one whose reader takes nothing.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * _SENDING))
+    return listener
 
 
 def _exposition(cache: Cache, served: Counter[str]) -> str:
@@ -247,6 +255,10 @@ async def _until_gone(work: Any, receive: Any) -> None:
         return  # a reader that took nothing for too long: its connection is closed over the unfinished answer
     if error is not None:
         _logger.error("a request failed", exc_info=error)
+
+
+def _headers(scope: Any) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 async def _start(send: Any, status: int, headers: dict[str, str]) -> None:

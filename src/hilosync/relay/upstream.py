@@ -14,11 +14,12 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, MemoryStore
 
 from hilosync.errors import ConfigurationError, LogUnavailable
-from hilosync.log import open_objects
+from hilosync.log import open_objects, parse_address
 from hilosync.log.http import LONGEST_WAIT, SILENCE, HttpObjects
 from hilosync.log.objects import LARGEST_OBJECT
 from hilosync.log.pieces import FIRST_PIECE, WAYS, cut
 from hilosync.log.refusals import leave_body_async, refusal_of_async
+from hilosync.relay.circles import PassedRelays
 from hilosync.relay.pieces import LONGEST_PIECE, in_order
 from hilosync.relay.verification import is_immutable
 
@@ -78,6 +79,14 @@ class Upstream(Protocol):
         """Closes what is open."""
         ...
 
+    def would_wait_for_itself(self, told: str) -> bool:
+        """Whether a request comes, through whatever relays, from this very relay.
+
+        Args:
+            told: the request's `LOOP` header, which names the relays that it may have come through.
+        """
+        ...
+
 
 class StoreUpstream:
     """Objects of an `obstore` store."""
@@ -132,6 +141,10 @@ class StoreUpstream:
     async def close(self) -> None:
         """See `Upstream.close`."""
 
+    def would_wait_for_itself(self, told: str) -> bool:
+        """See `Upstream.would_wait_for_itself`. A store reads nothing through relays."""
+        return False
+
     async def _get(self, path: str, offset: int, in_pieces: bool) -> Any:
         options: Any = {"range": {"offset": offset}} if offset else None
         if in_pieces:
@@ -177,6 +190,7 @@ class HttpUpstream:
         import httpx2
 
         self.url = url
+        self._passed = PassedRelays()
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(SILENCE, connect=_CONNECT, pool=SILENCE),
             headers={"Accept-Encoding": "identity"},
@@ -193,7 +207,7 @@ class HttpUpstream:
         """See `Upstream.open`."""
         import httpx2
 
-        headers = {"If-Range": tag} if offset and tag else {}
+        headers = self._passed.headers | ({"If-Range": tag} if offset and tag else {})
         if not tag:
             offset = 0
         if is_immutable(path):  # marks are small, and change
@@ -221,7 +235,7 @@ class HttpUpstream:
         import httpx2
 
         try:
-            response = await self._client.head(f"{self.url}/{path}")
+            response = await self._client.head(f"{self.url}/{path}", headers=self._passed.headers)
         except httpx2.HTTPError as error:
             raise self._unavailable(path, type(error).__name__) from error
         if response.status_code == 404:
@@ -233,6 +247,10 @@ class HttpUpstream:
     async def close(self) -> None:
         """See `Upstream.close`."""
         await self._client.aclose()
+
+    def would_wait_for_itself(self, told: str) -> bool:
+        """See `Upstream.would_wait_for_itself`."""
+        return self._passed.include_itself(told)
 
     def _download(self, path: str, response: Any) -> Download:
         offset, size = self._extent(path, response)
@@ -264,7 +282,7 @@ class HttpUpstream:
             async for chunk in self._chunks(path, answer):
                 yield chunk
             return
-        headers = {"Range": f"bytes={start}-{end - 1}"} | ({"If-Range": tag} if tag else {})
+        headers = self._passed.headers | {"Range": f"bytes={start}-{end - 1}"} | ({"If-Range": tag} if tag else {})
         # A relay that is itself receiving the object has this piece only after the ones before it.
         timeout = httpx2.Timeout(SILENCE, connect=_CONNECT, read=WAYS * SILENCE)
         try:
@@ -306,7 +324,10 @@ def open_upstream(url: str) -> Upstream:
     """
     objects = open_objects(url)
     if objects is None:
-        raise ConfigurationError(f"{url}: a relay needs a log of objects (file, s3, gs, az) or a relay (http, https)")
+        scheme, _ = parse_address(url)  # the rest of it may hold a secret
+        raise ConfigurationError(
+            f"{scheme}: a relay needs a log of objects (file, s3, gs, az) or a relay (http, https)"
+        )
     if isinstance(objects, HttpObjects):
         return HttpUpstream(objects.url)
     return StoreUpstream(objects.store, objects.url, objects.reason)
