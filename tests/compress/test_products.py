@@ -126,7 +126,9 @@ def test_residuals_after_low_rank_corrections_agree_with_the_equation(keep):
     G, E, L, R = (np.concatenate([part.ravel() for part in parts]) for parts in (Gs, Es, lefts, rights))
     sent, kept = np.full((2, len(SHAPES)), np.nan)
     scalars = FACTOR, np.float32(keep)
-    replace_residual(G, E, *scalars, *extent(SHAPES), ranks, scales, L, R, sent, kept)
+    left_starts, right_starts = (np.cumsum([0, *(part.size for part in parts)])[:-1] for parts in (lefts, rights))
+    factors = L, left_starts, R, right_starts
+    replace_residual(G, E, *scalars, *extent(SHAPES), ranks, scales, *factors, sent, kept)
     offsets, _ = extent(SHAPES)
     for b, shape in enumerate(SHAPES):
         found = E[offsets[b] : offsets[b + 1]].reshape(shape)
@@ -153,6 +155,7 @@ def test_nothing_beyond_a_block_is_read_or_written():
         one, energies = np.float32(1), np.zeros((2, 1))
         factors = np.ones(2 * shape[0], np.float32), np.ones(2 * shape[1], np.float32)
         ranks, scales = np.array([2]), np.ones(1, np.float32)
+        factors = [part for factor in factors for part in (factor, np.zeros(1, np.int64))]
         replace_residual(G, E, one, one, *extent([shape]), ranks, scales, *factors, *energies)
         assert np.isfinite(around[:, inner]).all()
         assert np.isnan(around[:, :4096]).all() and np.isnan(around[:, -4096:]).all()

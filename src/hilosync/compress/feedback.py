@@ -168,23 +168,25 @@ def _replace_by_low_rank(
     scalars = np.float32(decay * corrected.factor), np.float32(decay)
 
     def replace(part: slice, offsets: np.ndarray, columns: np.ndarray) -> None:
-        present = [block for block in known[part] if block is not None]
-        factors = [_flat([block.left for block in present]), _flat([block.right for block in present])]
+        nothing = torch.empty(0)
+        lefts = _flat([nothing if block is None else block.left for block in known[part]])
+        rights = _flat([nothing if block is None else block.right for block in known[part]])
         extent = offsets, columns, ranks[part], scales[part]
-        replace_residual(*pair, *scalars, *extent, *factors, sent[part], left[part])
+        replace_residual(*pair, *scalars, *extent, *lefts, *rights, sent[part], left[part])
 
     each_part(replace, plan)
 
 
-def _flat(factors: list[torch.Tensor]) -> np.ndarray:
-    """One factor after another; a view where they lie so already, as a decoder may have left them."""
-    present = [factor for factor in factors if factor.numel()]
-    ends = [factor.data_ptr() + 4 * factor.numel() for factor in present]
-    if all(factor.is_contiguous() for factor in present) and ends[:-1] == [f.data_ptr() for f in present[1:]]:
-        storages = {factor.untyped_storage().data_ptr() for factor in present}
-        if len(storages) == 1:
-            return present[0].as_strided((sum(factor.numel() for factor in present),), (1,)).numpy()
-    return torch.cat([torch.empty(0), *(factor.reshape(-1) for factor in present)]).numpy()
+def _flat(factors: list[torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Factors as parts of one flat array, and where each begins; without a copy where a decoder left them in one."""
+    lengths = [factor.numel() for factor in factors]
+    present = [factor for factor, length in zip(factors, lengths, strict=True) if length]
+    storages = {factor.untyped_storage().data_ptr() for factor in present}
+    if len(storages) == 1 and all(factor.is_contiguous() for factor in present):
+        whole = present[0].as_strided((present[0].untyped_storage().nbytes() // 4,), (1,), 0)
+        return whole.numpy(), np.array([factor.storage_offset() if factor.numel() else 0 for factor in factors])
+    flat = torch.cat([torch.empty(0), *(factor.reshape(-1) for factor in factors)])
+    return flat.numpy(), np.cumsum([0, *lengths])[:-1]
 
 
 def _squares(view: torch.Tensor) -> float:

@@ -188,7 +188,9 @@ def _replace(G, E, factor, keep, scale, left, right, memory, product):
 
 
 @_kernel
-def replace_residual(G, E, factor, keep, offsets, columns, ranks, scales, lefts, rights, sent, kept):
+def replace_residual(
+    G, E, factor, keep, offsets, columns, ranks, scales, lefts, left_starts, rights, right_starts, sent, kept
+):
     """E ← keep·E + factor·G − scale·left·right of some blocks, in place, with the energies of G and of the new E.
 
     Args:
@@ -198,8 +200,9 @@ def replace_residual(G, E, factor, keep, offsets, columns, ranks, scales, lefts,
         columns: of each block, int64, shape (blocks,).
         ranks: k of each block, int64, shape (blocks,); blocks of a negative one stay as they are.
         scales: of each block's product, fp32, shape (blocks,).
-        lefts: the (rows, k) of one block after another, flat, fp32.
-        rights: the (k, columns) of one block after another, flat, fp32.
+        lefts: flat, fp32, holds the (rows, k) of each block.
+        left_starts: where they begin, int64, shape (blocks,).
+        rights, right_starts: likewise, the (k, columns).
         sent: ‖G‖² of each block afterwards, fp64, shape (blocks,).
         kept: the same of E.
     """
@@ -207,13 +210,13 @@ def replace_residual(G, E, factor, keep, offsets, columns, ranks, scales, lefts,
     for b in range(len(columns)):
         longest = max(longest, max(ranks[b], 0) * (columns[b] + WIDTH) if columns[b] % WIDTH else 0)
     memory, product = np.empty(longest, np.float32), np.empty(4 * _RUN, np.float32)
-    left = right = 0
     for b in range(len(columns)):
         k = ranks[b]
         if k < 0:
             continue
         run = slice(offsets[b], offsets[b + 1])
         shape = ((offsets[b + 1] - offsets[b]) // columns[b], columns[b])
+        left, right = left_starts[b], right_starts[b]
         factors = (
             lefts[left : left + shape[0] * k].reshape((shape[0], k)),
             rights[right : right + k * shape[1]].reshape((k, shape[1])),
@@ -221,8 +224,6 @@ def replace_residual(G, E, factor, keep, offsets, columns, ranks, scales, lefts,
         sent[b], kept[b] = _replace(
             G[run].reshape(shape), E[run].reshape(shape), factor, keep, scales[b], *factors, memory, product
         )
-        left += shape[0] * k
-        right += k * shape[1]
 
 
 @_fast
