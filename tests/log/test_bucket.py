@@ -209,6 +209,10 @@ def test_a_refusal_is_explained_without_the_service_s_own_words(s3_service, monk
         "s3://bucket/run?X-Amz-Signature=secret",
         "http://me:secret@host/run",
         "http://h/r?t=secret",
+        "http:///me:secret@host/run",
+        "http://me:secret@[::1/run",
+        "s3:///key:secret@host/run",
+        "s3://key:secret@[::1/run",
     ],
 )
 def test_an_address_with_a_secret_is_refused_and_not_repeated(url):

@@ -231,14 +231,17 @@ def split_bucket(scheme: str, path: str) -> tuple[str, str]:
         ConfigurationError: no bucket, or something that belongs into environment variables. The address is
             not repeated then, since it may hold a secret.
     """
-    parts = urlsplit(f"{scheme}:{path}")
+    try:
+        parts = urlsplit(f"{scheme}:{path}")
+    except ValueError as error:
+        raise ConfigurationError(f"{scheme}: address: {error}: expected {scheme}://BUCKET/PREFIX") from None
     if "@" in parts.netloc or ":" in parts.netloc or parts.query or parts.fragment:
         raise ConfigurationError(
             f"{scheme}: address: expected {scheme}://BUCKET/PREFIX and nothing else; credentials, hosts and "
             "parameters go into environment variables (docs/s3.md)"
         )
     if not parts.netloc:
-        raise ConfigurationError(f"log address '{scheme}:{path}': expected {scheme}://BUCKET/PREFIX")
+        raise ConfigurationError(f"{scheme}: log address without a bucket: expected {scheme}://BUCKET/PREFIX")
     return parts.netloc, parts.path.strip("/")
 
 

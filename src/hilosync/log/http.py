@@ -242,13 +242,16 @@ def base_address(scheme: str, rest: str) -> str:
         ConfigurationError: no host, or something that does not belong there. The address is not repeated
             then, since it may hold a secret.
     """
-    parts = urlsplit(f"{scheme}:{rest}")
+    try:
+        parts = urlsplit(f"{scheme}:{rest}")
+    except ValueError as error:
+        raise ConfigurationError(f"{scheme}: address: {error}: expected {scheme}://HOST/PREFIX") from None
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigurationError(
             f"{scheme}: address: expected {scheme}://HOST/PREFIX without credentials or parameters"
         )
     if not parts.hostname:
-        raise ConfigurationError(f"log address '{scheme}:{rest}': expected {scheme}://HOST/PREFIX")
+        raise ConfigurationError(f"{scheme}: log address without a host: expected {scheme}://HOST/PREFIX")
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
