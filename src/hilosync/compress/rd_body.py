@@ -109,15 +109,16 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
 
     scales = np.ones(len(plan.blocks))
     scales[parts.ranks > 0] = step * np.exp2(-exponents[parts.leads()])
+    flat_left, flat_right = torch.from_numpy(lefts), torch.from_numpy(rights)
+    # One call for each view: hundreds of splits take longer than some kernels.
     decoded = [
-        LowRankBlock(left.view(block.rows, k), right.view(k, block.columns), scale)
-        for block, k, scale, left, right in zip(
-            plan.blocks,
-            parts.ranks.tolist(),
-            scales.tolist(),
-            torch.from_numpy(lefts).tensor_split(row_ends[:-1].tolist()),
-            torch.from_numpy(rights).tensor_split(column_ends[:-1].tolist()),
-            strict=True,
+        LowRankBlock(
+            flat_left.as_strided((block.rows, k), (k, 1), row_end - block.rows * k),
+            flat_right.as_strided((k, block.columns), (block.columns, 1), column_end - k * block.columns),
+            scale,
+        )
+        for block, k, scale, row_end, column_end in zip(
+            plan.blocks, parts.ranks.tolist(), scales.tolist(), row_ends.tolist(), column_ends.tolist(), strict=True
         )
     ]
 
