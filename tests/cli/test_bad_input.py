@@ -8,7 +8,9 @@ import sys
 import pytest
 from toy_run import begin_small_run
 
+from hilosync.bench.nats_server import nats_server
 from hilosync.cli.main import main
+from hilosync.errors import ConfigurationError
 from hilosync.log import open_log
 
 
@@ -51,6 +53,37 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(hilo, tmp_pa
     assert one_line(err).startswith(message)
     assert out == ""
     assert not log.exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--resume"]])
+def test_a_view_that_can_only_be_read_takes_no_run_and_nobody_is_asked(hilo, options):
+    code, _, err = hilo("learn", "http://127.0.0.1:1/run", *options)
+    assert code == 2
+    assert "is a view that can only be read: name the log that takes writes and rollouts behind it" in one_line(err)
+
+
+@pytest.mark.parametrize("seconds", ["5m", "nan", "inf", "-1"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("learn", "--outage"),
+        ("learn", "--patience"),
+        ("work", "--wait"),
+        ("work", "--patience"),
+        ("work", "--outage"),
+        ("relay", "--wait"),
+    ],
+)
+def test_a_time_that_is_none_is_refused_before_anything_is_asked(hilo, tmp_path, command, option, seconds):
+    code, _, err = hilo(command, f"file:{tmp_path}/none", option, seconds)
+    assert code == 2
+    assert f"'{seconds}': expected a number of seconds, such as 300" in " ".join(err.split())
+
+
+def test_a_nats_server_that_is_not_there_is_named_by_its_variable(monkeypatch, tmp_path):
+    monkeypatch.setenv("HILO_NATS_SERVER", str(tmp_path / "gone"))
+    with pytest.raises(ConfigurationError, match=r"HILO_NATS_SERVER names .*gone"), nats_server():
+        pass
 
 
 def test_a_log_that_holds_a_run_is_refused_before_the_models_are_loaded(hilo, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 import hilosync as hilo
 from hilosync.errors import BadTicket, ConfigurationError, LogNotFound, PlanMismatch, RunMismatch
-from hilosync.log import open_log
+from hilosync.log import absolute_address, open_log
 from hilosync.runtime.joining import check_ticket, open_run, ticket_of
 from hilosync.wire import decode_ticket, encode_ticket
 
@@ -40,6 +40,14 @@ def test_a_relative_address_becomes_absolute(model, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert hilo.Replica.join(text).run.genesis.run == learner.run.genesis.run
+
+
+def test_the_log_behind_a_view_becomes_absolute_too(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for view in ("http://near:8080", "https://cdn/runs"):
+        assert absolute_address(f"{view}+file:runs/a") == f"{view}+file:{tmp_path}/runs/a"
+        assert absolute_address(f"{view}+s3://bucket/run") == f"{view}+s3://bucket/run"
+        assert absolute_address(view) == view
 
 
 @pytest.mark.parametrize(

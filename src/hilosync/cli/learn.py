@@ -16,7 +16,7 @@ from hilosync.cli.options import RunOptions, run_options
 from hilosync.cli.resume import checkpoint_folder, options_to_json, resumed_options
 from hilosync.cli.session import Session, Summary
 from hilosync.errors import LogNotFound, RunMismatch, UnknownName
-from hilosync.log import Log, open_log, parse_address
+from hilosync.log import Log, check_writable, open_log, parse_address
 from hilosync.log.objects import file_root
 from hilosync.metrics import open_tracker
 from hilosync.rl.loop import Progress
@@ -86,12 +86,14 @@ def _title(options: RunOptions, session: Session) -> str:
     if options.sync == "full" or learner.run.genesis.budget is None:
         return f"{learner.log.url}: the whole adapter, {adapter:,} bytes, at every version"
     budget = learner.run.genesis.budget
+    share = f"{budget:,} bytes per version, {100 * budget / adapter:.2f}% of this {adapter:,}-byte adapter"
+    if str(options.budget).isdigit():
+        return f"{learner.log.url}: budget {share}"
     full = adapter_plan("qwen3-1.7b", 64)
     same = budget_bytes(options.budget, full)
-    shares = (100 * budget / adapter, 100 * same / full.adapter_bytes)
     return (
-        f"{learner.log.url}: budget {options.budget} = {budget:,} bytes per version, {shares[0]:.2f}% of this "
-        f"{adapter:,}-byte adapter (for Qwen3-1.7B at rank 64: {same:,} bytes, {shares[1]:.2f}%)"
+        f"{learner.log.url}: budget {options.budget} = {share} "
+        f"(for Qwen3-1.7B at rank 64: {same:,} bytes, {100 * same / full.adapter_bytes:.2f}%)"
     )
 
 
@@ -124,6 +126,7 @@ def command(options: RunOptions, log: str, as_json: bool, resume: bool, checkpoi
     steps.jsonl. When the learner has died, the same command with
     `--resume` goes on, with the options that the run was begun with: nothing that was published is lost.
     """
+    check_writable(log)
     folder = checkpoint_folder(log, checkpoint, LEARNER)
     scheme, path = parse_address(log)
     root = file_root(path) if scheme == "file" else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hilosync.cli.numbers import Seconds
 from hilosync.compress import Compressor, get_compressor
 from hilosync.optim import Optimizer, get_optimizer
 from hilosync.rl.recipe import Recipe
@@ -86,7 +87,7 @@ OUTAGE_OPTION = click.option(
     "--outage",
     default=300.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=Seconds(),
     help="Seconds for which the log may be out of reach: the process waits, and goes on by itself.",
 )
 
@@ -146,7 +147,13 @@ _SHARED = [
         type=click.IntRange(1),
         help="Threads of the learner; a run repeats bit for bit only with the same number.",
     ),
-    click.option("--patience", default=60.0, show_default=True, help="Seconds without a worker before giving up."),
+    click.option(
+        "--patience",
+        default=60.0,
+        show_default=True,
+        type=Seconds(),
+        help="Seconds without a worker before giving up.",
+    ),
     OUTAGE_OPTION,
     click.option("--anchor-interval", type=click.IntRange(1), help="Write a snapshot every so many versions."),
     click.option(

@@ -6,6 +6,8 @@ import re
 
 import click
 
+from hilosync.cli.numbers import Seconds
+
 __all__ = ["command"]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -58,7 +60,13 @@ class _Address(click.ParamType):
 )
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="PEM file, to serve HTTPS.")
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), help="PEM file of the certificate's key.")
-@click.option("--wait", default=300.0, show_default=True, help="Seconds to wait for the upstream to be there.")
+@click.option(
+    "--wait",
+    default=300.0,
+    show_default=True,
+    type=Seconds(),
+    help="Seconds to wait for a log to be there. A relay upstream may come and go: readers are told.",
+)
 @click.option(
     "--store-and-forward",
     is_flag=True,

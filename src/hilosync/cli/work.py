@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from hilosync.cli.numbers import Seconds
 from hilosync.cli.options import OUTAGE_OPTION
-from hilosync.log import Patience
+from hilosync.log import Patience, check_writable
 from hilosync.metrics import open_tracker
 from hilosync.rl.recipe import Recipe
 from hilosync.rl.serving import answer_with
@@ -23,8 +24,14 @@ __all__ = ["command"]
 @click.command("work")
 @click.argument("run")
 @click.option("--name", help="Name of this worker; by default one made of the process id.")
-@click.option("--wait", default=300.0, show_default=True, help="Seconds to wait for the run to begin.")
-@click.option("--patience", default=60.0, show_default=True, help="Seconds of silence after which the learner is gone.")
+@click.option("--wait", default=300.0, show_default=True, type=Seconds(), help="Seconds to wait for the run to begin.")
+@click.option(
+    "--patience",
+    default=60.0,
+    show_default=True,
+    type=Seconds(),
+    help="Seconds of silence after which the learner is gone.",
+)
 @OUTAGE_OPTION
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads to compute with.")
 @click.option("--snapshots", type=click.IntRange(1), help="Write a snapshot every so many versions, beside the work.")
@@ -54,6 +61,7 @@ def command(
     name = name or f"worker-{os.getpid()}"
     kept = None if checkpoint is None else Path(checkpoint) / name
     log, _ = open_run(run, wait)
+    check_writable(log.url)
     reach = Patience(outage)
     replica = Replica.join(reach.wrap(log), checkpoint=kept)
     if snapshots is not None:

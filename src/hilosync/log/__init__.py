@@ -1,6 +1,6 @@
 """Where a run's records, blobs and rollouts live. Knows nothing of what the bytes mean."""
 
-from hilosync.log.address import open_log, open_objects, parse_address
+from hilosync.log.address import absolute_address, check_writable, open_log, open_objects, parse_address
 from hilosync.log.base import BlobStore, Delivery, Log, Mailbox, Order, SnapshotIndex, StepLog
 from hilosync.log.faulty import Faults
 from hilosync.log.patient import Patience
@@ -17,6 +17,8 @@ __all__ = [
     "Polling",
     "SnapshotIndex",
     "StepLog",
+    "absolute_address",
+    "check_writable",
     "open_log",
     "open_objects",
     "parse_address",

@@ -12,13 +12,13 @@ from hilosync.log.cloud import CLOUD_POLLING, cloud_objects
 from hilosync.log.http import HTTP_POLLING, HttpObjects, base_address, split_view
 from hilosync.log.mailbox import ObjectMailbox
 from hilosync.log.nats import open_nats_log
-from hilosync.log.objects import Objects, file_objects, memory_objects
+from hilosync.log.objects import Objects, file_objects, file_root, memory_objects
 from hilosync.log.polling import Polling
 from hilosync.log.snapshots import ObjectSnapshotIndex
 from hilosync.log.split import split_log
 from hilosync.log.steps import ObjectStepLog
 
-__all__ = ["open_log", "open_objects", "parse_address"]
+__all__ = ["absolute_address", "check_writable", "open_log", "open_objects", "parse_address"]
 
 
 def open_objects(url: str) -> Objects | None:
@@ -63,7 +63,7 @@ def _http_log(scheme: str) -> Callable[[str, bool], Log]:
         view = _object_log(objects, HTTP_POLLING)
         if behind is None:
             if create:
-                objects.create("steps", b"")  # which says why it cannot be written
+                check_writable(f"{scheme}:{rest}")
             return view
         inner, path = parse_address(behind)
         return split_log(view, _OPENERS[inner](path, create))
@@ -99,6 +99,28 @@ def parse_address(url: str) -> tuple[str, str]:
     if not rest.strip("/") and rest != "/":
         raise ConfigurationError(f"log address {url!r}: expected a path or name, such as file:runs/demo")
     return scheme, rest
+
+
+def absolute_address(url: str) -> str:
+    """The address with the path of a `file:` log in it absolute: it means the same in another folder."""
+    scheme, rest = parse_address(url)
+    if scheme == "file":
+        return f"file:{file_root(rest)}"
+    if scheme in ("http", "https"):
+        view, behind = split_view(rest)
+        return url if behind is None else f"{scheme}:{view}+{absolute_address(behind)}"
+    return url
+
+
+def check_writable(url: str) -> None:
+    """Asks nobody: it is the address that says so.
+
+    Raises:
+        ConfigurationError: an HTTP view without a log behind it; nor is it an address otherwise.
+    """
+    scheme, rest = parse_address(url)
+    if scheme in ("http", "https") and split_view(rest)[1] is None:
+        HttpObjects(base_address(scheme, rest)).create("steps", b"")  # which says why it cannot be written
 
 
 def open_log(url: str, create: bool = False, wait: float = 0.0) -> Log:

@@ -176,6 +176,7 @@ def serve(
         ConfigurationError: the extra is not installed, the address is taken, or the certificate cannot be used.
     """
     try:
+        import starlette  # noqa: F401
         import uvicorn
     except ImportError as error:
         raise ConfigurationError("a relay needs starlette and uvicorn: pip install 'hilosync[relay]'") from error

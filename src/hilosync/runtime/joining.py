@@ -6,8 +6,7 @@ import stat
 from pathlib import Path
 
 from hilosync.errors import BadTicket, ConfigurationError, LogNotFound, PlanMismatch, RunMismatch
-from hilosync.log import Log, open_log, parse_address
-from hilosync.log.objects import file_root
+from hilosync.log import Log, absolute_address, open_log
 from hilosync.protocol import Run
 from hilosync.wire import Ticket, decode_ticket, is_ticket
 
@@ -18,9 +17,8 @@ _LARGEST_TICKET_FILE = 4096
 
 def ticket_of(log: Log, run: Run) -> Ticket:
     """The ticket of a run; a `file:` address in it is absolute, for another folder or a shared file system."""
-    scheme, rest = parse_address(log.url)
     return Ticket(
-        url=f"file:{file_root(rest)}" if scheme == "file" else log.url,
+        url=absolute_address(log.url),
         run=run.genesis.run_id,
         plan=run.plan.fingerprint,
         configuration=run.configuration,
