@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hilosync.bench.links import Link, Network, Site
-from hilosync.bench.nats_server import find_nats_server, free_port, started_server
+from hilosync.bench.nats_server import find_nats_server, free_port, server_configuration, started_server
 from hilosync.bench.s3_server import s3_environment
 from hilosync.log import Log, open_log
 from hilosync.wire import decode_record
@@ -28,12 +28,6 @@ SMALL += ["--evaluate-every", "100"]
 WIDE_AREA = Link(mbit=62.5, delay_ms=40, jitter_ms=10, loss=0.01)
 
 _NATS_PORT = 4222
-_CONFIGURATION = """\
-listen: "{address}:{port}"
-max_payload: 8MB
-write_deadline: "60s"
-jetstream {{ store_dir: "{folder}", sync_interval: always }}
-"""
 
 
 class Party:
@@ -169,7 +163,7 @@ class NatsPlace:
         program = find_nats_server()
         assert program is not None
         configuration = self._folder / f"{address}.conf"
-        configuration.write_text(_CONFIGURATION.format(address=address, port=port, folder=self._folder / "stored"))
+        configuration.write_text(server_configuration(address, port, self._folder / "stored"))
         return [program, "-c", str(configuration)]
 
 

@@ -77,21 +77,13 @@ def learning(
     Every finished run is added to OUT/runs.jsonl: an interrupted bench goes on when it is started again.
     The picture is OUT/learning.png.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from hilosync.bench.learning import WAYS, learning_table, run_learning
+    from hilosync.cli.bar import counting_bar
     from hilosync.cli.picture import draw_ways
 
     at = _versions(versions)
     wanted = [way for way in WAYS if ways is None or any(part.strip() in way.name for part in ways.split(","))]
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-
-        def progress(finished: int, total: int, message: str) -> None:
-            bar.update(task, completed=finished, total=total)
-            bar.console.print(message, highlight=False, soft_wrap=True)
-
+    with counting_bar("runs") as progress:
         runs = run_learning(out / "runs.jsonl", wanted, range(seeds), at, lr, problems, processes, progress)
     rows = learning_table(runs)
     draw_ways(rows, out / "learning.png")

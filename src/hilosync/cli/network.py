@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hilosync.bench.links import Link, network_missing
 from hilosync.bench.log_places import LOG_KINDS
 from hilosync.bench.network import NETWORKS, Sizes, run_network
 from hilosync.bench.tree import run_tree
+from hilosync.cli.bar import counting_bar
 from hilosync.cli.picture import draw_network, draw_tree
 
 __all__ = ["measure_network", "measure_tree"]
@@ -41,7 +41,7 @@ def measure_network(
     Returns:
         Its result, and a table of it.
     """
-    with _ended_by_termination(), _bar() as tell:
+    with _ended_by_termination(), counting_bar("sent") as tell:
         result = run_network(
             sizes,
             logs or LOG_KINDS,
@@ -90,7 +90,7 @@ def measure_tree(sizes: Sizes, link: Link, workers: int, snapshot: int, out: Pat
     why = network_missing()
     if why is not None:
         console.print(f"no shaped links, so everybody is on this machine: {why}", soft_wrap=True)
-    with _ended_by_termination(), _bar() as tell:
+    with _ended_by_termination(), counting_bar("sent") as tell:
         shaped = Link(link.mbit, link.delay_ms / 2) if why is None else None
         result = run_tree(sizes, shaped, workers=workers, snapshot=snapshot, progress=tell)
     result["missing"] = why
@@ -111,20 +111,6 @@ def measure_tree(sizes: Sizes, link: Link, workers: int, snapshot: int, out: Pat
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error, and a line for everything that is told."""
-    columns = (TextColumn("sent"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-
-        def tell(done: int, total: int, message: str) -> None:
-            bar.update(task, completed=done, total=total)
-            bar.console.print(message, highlight=False, soft_wrap=True)
-
-        yield tell
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-__all__ = ["Number", "Seconds"]
+__all__ = ["Number", "Seconds", "seconds_option"]
 
 
 class Number(click.FloatRange):
@@ -34,3 +35,8 @@ class Seconds(click.ParamType):
         if not 0 <= seconds < 1e9:
             self.fail(f"{value!r}: expected a number of seconds, such as 300", param, ctx)
         return seconds
+
+
+def seconds_option(flag: str, default: float, what: str) -> Callable[[Any], Any]:
+    """An option of a time to wait; `what` is its help."""
+    return click.option(flag, default=default, show_default=True, type=Seconds(), help=what)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hilosync.cli.numbers import Seconds
+from hilosync.cli.numbers import seconds_option
 from hilosync.compress import Compressor, get_compressor
 from hilosync.optim import Optimizer, get_optimizer
 from hilosync.rl.recipe import Recipe
@@ -83,12 +83,8 @@ class RunOptions:
 _DEFAULT_LEARNING_RATES = {"adamw": 2e-3, "lion": 3e-4, "sgdm": 0.3, "muon": 1e-2}
 """Of the tiny task, by optimizer."""
 
-OUTAGE_OPTION = click.option(
-    "--outage",
-    default=300.0,
-    show_default=True,
-    type=Seconds(),
-    help="Seconds for which the log may be out of reach: the process waits, and goes on by itself.",
+OUTAGE_OPTION = seconds_option(
+    "--outage", 300.0, "Seconds for which the log may be out of reach: the process waits, and goes on by itself."
 )
 
 _SHARED = [
@@ -147,13 +143,7 @@ _SHARED = [
         type=click.IntRange(1),
         help="Threads of the learner; a run repeats bit for bit only with the same number.",
     ),
-    click.option(
-        "--patience",
-        default=60.0,
-        show_default=True,
-        type=Seconds(),
-        help="Seconds without a worker before giving up.",
-    ),
+    seconds_option("--patience", 60.0, "Seconds without a worker before giving up."),
     OUTAGE_OPTION,
     click.option("--anchor-interval", type=click.IntRange(1), help="Write a snapshot every so many versions."),
     click.option(

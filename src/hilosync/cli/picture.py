@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +42,22 @@ def draw_ways(rows: Sequence[dict[str, Any]], path: Path) -> None:
         rows: as `hilosync.bench.learning.learning_table` gives them.
         path: the file to write; its folder is made.
     """
-    pyplot = _pyplot()
-    path.parent.mkdir(parents=True, exist_ok=True)
     versions = [version for version in rows[0]["pass_at_1"] if version > 0]
-    figure, panels = pyplot.subplots(
-        1, len(versions), figsize=(5.2 * len(versions), 4.4), layout="constrained", sharey=True, squeeze=False
-    )
-    for axes, version in zip(panels[0], versions, strict=True):
-        for row in rows:
-            axes.errorbar(
-                100 * row["ratio"],
-                row["pass_at_1"][version],
-                yerr=row["pass_at_1_error"][version] or 0.0,
-                fmt="o",
-                capsize=3,
-                label=row["way"],
-            )
-        axes.set(xscale="log", xlabel="bytes per version, % of the bf16 adapter", title=f"version {version}")
-        axes.grid(alpha=0.3)
-    panels[0][0].set(ylabel="held-out pass@1, mean ± standard error")
-    panels[0][-1].legend(fontsize=8)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    with _panels(path, len(versions), (5.2, 4.4), sharey=True) as panels:
+        for axes, version in zip(panels, versions, strict=True):
+            for row in rows:
+                axes.errorbar(
+                    100 * row["ratio"],
+                    row["pass_at_1"][version],
+                    yerr=row["pass_at_1_error"][version] or 0.0,
+                    fmt="o",
+                    capsize=3,
+                    label=row["way"],
+                )
+            axes.set(xscale="log", xlabel="bytes per version, % of the bf16 adapter", title=f"version {version}")
+            axes.grid(alpha=0.3)
+        panels[0].set(ylabel="held-out pass@1, mean ± standard error")
+        panels[-1].legend(fontsize=8)
 
 
 def draw_codec(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -72,28 +67,24 @@ def draw_codec(rows: Sequence[dict[str, Any]], path: Path) -> None:
         rows: as `hilosync.bench.codec.run_codec` gives them.
         path: the file to write; its folder is made.
     """
-    pyplot = _pyplot()
-    path.parent.mkdir(parents=True, exist_ok=True)
     sources = list(dict.fromkeys(row["source"] for row in rows))
-    figure, panels = pyplot.subplots(
-        1, len(sources), figsize=(5.2 * len(sources), 4.4), layout="constrained", squeeze=False
-    )
-    for axes, source in zip(panels[0], sources, strict=True):
-        mine = [row for row in rows if row["source"] == source and row["residual_energy"] > 0]
-        for name in dict.fromkeys(row["compressor"] for row in mine):
-            points = sorted((100 * row["ratio"], row["residual_energy"]) for row in mine if row["compressor"] == name)
-            axes.plot(*zip(*points, strict=True), "o-", label=name, markersize=4)
-        bound = sorted(
-            (100 * row["ratio"] / row["bound_ratio"], row["residual_energy"]) for row in mine if row["bound_ratio"]
-        )
-        if bound:
-            axes.plot(*zip(*bound, strict=True), "k:", label="Shannon bound, bases known")
-        axes.set(xscale="log", yscale="log", xlabel="bytes, % of the bf16 adapter", title=source)
-        axes.grid(alpha=0.3)
-    panels[0][0].set(ylabel="residual energy ‖G′ − Ĝ‖² ⁄ ‖G′‖²")
-    panels[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    with _panels(path, len(sources), (5.2, 4.4)) as panels:
+        for axes, source in zip(panels, sources, strict=True):
+            mine = [row for row in rows if row["source"] == source and row["residual_energy"] > 0]
+            for name in dict.fromkeys(row["compressor"] for row in mine):
+                points = sorted(
+                    (100 * row["ratio"], row["residual_energy"]) for row in mine if row["compressor"] == name
+                )
+                axes.plot(*zip(*points, strict=True), "o-", label=name, markersize=4)
+            bound = sorted(
+                (100 * row["ratio"] / row["bound_ratio"], row["residual_energy"]) for row in mine if row["bound_ratio"]
+            )
+            if bound:
+                axes.plot(*zip(*bound, strict=True), "k:", label="Shannon bound, bases known")
+            axes.set(xscale="log", yscale="log", xlabel="bytes, % of the bf16 adapter", title=source)
+            axes.grid(alpha=0.3)
+        panels[0].set(ylabel="residual energy ‖G′ − Ĝ‖² ⁄ ‖G′‖²")
+        panels[0].legend(fontsize=8)
 
 
 def draw_network(result: dict[str, Any], path: Path) -> None:
@@ -103,26 +94,20 @@ def draw_network(result: dict[str, Any], path: Path) -> None:
         result: as `hilosync.bench.network.run_network` gives it.
         path: the file to write; its folder is made.
     """
-    pyplot = _pyplot()
-    path.parent.mkdir(parents=True, exist_ok=True)
     networks = list(dict.fromkeys(row["network"] for row in result["rows"]))
-    figure, panels = pyplot.subplots(
-        1, len(networks), figsize=(4.4 * len(networks), 3.8), layout="constrained", sharey=True, squeeze=False
-    )
-    for axes, network in zip(panels[0], networks, strict=True):
-        rows = [row for row in result["rows"] if row["network"] == network]
-        for shift, what, colour in ((-0.2, "record", "#1f6feb"), (0.2, "adapter", "#d29922")):
-            places = [number + shift for number in range(len(rows))]
-            label = f"{what}, {result[f'{what}_bytes'] / 1e6:.1f} MB"
-            bars = axes.bar(places, [row[f"{what}_s_median"] for row in rows], 0.38, color=colour, label=label)
-            axes.bar_label(bars, fmt="%.3g", fontsize=8)
-        axes.set(yscale="log", title=network, xticks=range(len(rows)), xticklabels=[row["log"] for row in rows])
-        axes.grid(alpha=0.3, axis="y")
-        axes.margins(y=0.15)
-    panels[0][0].set(ylabel=f"seconds until all {result['workers']} workers have it")
-    panels[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with _panels(path, len(networks), (4.4, 3.8), dpi=110, sharey=True) as panels:
+        for axes, network in zip(panels, networks, strict=True):
+            rows = [row for row in result["rows"] if row["network"] == network]
+            for shift, what, colour in ((-0.2, "record", "#1f6feb"), (0.2, "adapter", "#d29922")):
+                places = [number + shift for number in range(len(rows))]
+                label = f"{what}, {result[f'{what}_bytes'] / 1e6:.1f} MB"
+                bars = axes.bar(places, [row[f"{what}_s_median"] for row in rows], 0.38, color=colour, label=label)
+                axes.bar_label(bars, fmt="%.3g", fontsize=8)
+            axes.set(yscale="log", title=network, xticks=range(len(rows)), xticklabels=[row["log"] for row in rows])
+            axes.grid(alpha=0.3, axis="y")
+            axes.margins(y=0.15)
+        panels[0].set(ylabel=f"seconds until all {result['workers']} workers have it")
+        panels[0].legend(fontsize=8)
 
 
 def draw_tree(result: dict[str, Any], path: Path) -> None:
@@ -132,19 +117,30 @@ def draw_tree(result: dict[str, Any], path: Path) -> None:
         result: as `hilosync.bench.tree.run_tree` gives it.
         path: the file to write; its folder is made.
     """
+    shared = [what for what in ("adapter", "snapshot") if result["rows"][0][f"{what}_s"] is not None]
+    with _panels(path, len(shared), (4.4, 2.6), dpi=110) as panels:
+        for axes, what in zip(panels, shared, strict=True):
+            rows = result["rows"][::-1]
+            bars = axes.barh([row["way"] for row in rows], [row[f"{what}_s"] for row in rows], color="#1f6feb")
+            axes.bar_label(bars, fmt="%.1f s", fontsize=8, padding=2)
+            axes.set(
+                title=f"{what}, {result[f'{what}_bytes'] / 1e6:.1f} MB", xlabel="seconds until the last worker has it"
+            )
+            axes.set_xlim(right=1.2 * max(row[f"{what}_s"] for row in rows))
+
+
+@contextmanager
+def _panels(
+    path: Path, count: int, size: tuple[float, float], dpi: int = 130, sharey: bool = False
+) -> Iterator[Sequence[Any]]:
+    """Axes side by side, each of this size in inches, which are written to `path` in the end; its folder is made."""
     pyplot = _pyplot()
     path.parent.mkdir(parents=True, exist_ok=True)
-    shared = [what for what in ("adapter", "snapshot") if result["rows"][0][f"{what}_s"] is not None]
     figure, panels = pyplot.subplots(
-        1, len(shared), figsize=(4.4 * len(shared), 2.6), layout="constrained", squeeze=False
+        1, count, figsize=(size[0] * count, size[1]), layout="constrained", sharey=sharey, squeeze=False
     )
-    for axes, what in zip(panels[0], shared, strict=True):
-        rows = result["rows"][::-1]
-        bars = axes.barh([row["way"] for row in rows], [row[f"{what}_s"] for row in rows], color="#1f6feb")
-        axes.bar_label(bars, fmt="%.1f s", fontsize=8, padding=2)
-        axes.set(title=f"{what}, {result[f'{what}_bytes'] / 1e6:.1f} MB", xlabel="seconds until the last worker has it")
-        axes.set_xlim(right=1.2 * max(row[f"{what}_s"] for row in rows))
-    figure.savefig(path, dpi=110)
+    yield panels[0]
+    figure.savefig(path, dpi=dpi)
     pyplot.close(figure)
 
 

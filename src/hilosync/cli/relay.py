@@ -6,7 +6,7 @@ import re
 
 import click
 
-from hilosync.cli.numbers import Seconds
+from hilosync.cli.numbers import seconds_option
 
 __all__ = ["command"]
 
@@ -60,12 +60,8 @@ class _Address(click.ParamType):
 )
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="PEM file, to serve HTTPS.")
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), help="PEM file of the certificate's key.")
-@click.option(
-    "--wait",
-    default=300.0,
-    show_default=True,
-    type=Seconds(),
-    help="Seconds to wait for a log to be there. A relay upstream may come and go: readers are told.",
+@seconds_option(
+    "--wait", 300.0, "Seconds to wait for a log to be there. A relay upstream may come and go: readers are told."
 )
 @click.option(
     "--store-and-forward",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hilosync.cli.numbers import Seconds
+from hilosync.cli.numbers import seconds_option
 from hilosync.cli.options import OUTAGE_OPTION
 from hilosync.log import Patience, check_writable
 from hilosync.metrics import open_tracker
@@ -24,14 +24,8 @@ __all__ = ["command"]
 @click.command("work")
 @click.argument("run")
 @click.option("--name", help="Name of this worker; by default one made of the process id.")
-@click.option("--wait", default=300.0, show_default=True, type=Seconds(), help="Seconds to wait for the run to begin.")
-@click.option(
-    "--patience",
-    default=60.0,
-    show_default=True,
-    type=Seconds(),
-    help="Seconds of silence after which the learner is gone.",
-)
+@seconds_option("--wait", 300.0, "Seconds to wait for the run to begin.")
+@seconds_option("--patience", 60.0, "Seconds of silence after which the learner is gone.")
 @OUTAGE_OPTION
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads to compute with.")
 @click.option("--snapshots", type=click.IntRange(1), help="Write a snapshot every so many versions, beside the work.")

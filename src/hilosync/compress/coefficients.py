@@ -12,7 +12,7 @@ from hilosync.compress import products, symbols
 from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.quantize import rounding_offsets
 from hilosync.compress.rate import Choice, Components, sides
-from hilosync.compress.spectra import project
+from hilosync.compress.spectra import short_side_first
 from hilosync.compress.tables import CLASSES, grouping, groupings
 from hilosync.plan import AdapterPlan
 
@@ -82,8 +82,13 @@ def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Ch
 
 def _projection(plan: AdapterPlan, corrected: CorrectedGradient) -> Callable[[int, np.ndarray], np.ndarray]:
     """What gives P·G of a block from its position and a P; on the CPU without tensors, which cost more than arrays."""
+
+    def elsewhere(index: int, P: np.ndarray) -> np.ndarray:
+        total = short_side_first(corrected.block(plan, index).stored())
+        return (torch.from_numpy(P).to(total.device) @ total).cpu().numpy()
+
     if corrected.gradient.device.type != "cpu":
-        return lambda index, P: project(P, corrected.block(plan, index))
+        return elsewhere
     (G, E), factor, offsets = corrected.numpy(), np.float32(corrected.factor), plan.offsets
 
     def on_cpu(index: int, P: np.ndarray) -> np.ndarray:

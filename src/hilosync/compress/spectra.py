@@ -19,7 +19,6 @@ from functools import cache
 import numpy as np
 import torch
 
-from hilosync.compress import products
 from hilosync.compress.blocks import each_part
 from hilosync.compress.corrected import CorrectedGradient, require_finite_sum
 from hilosync.compress.gram import gram
@@ -32,7 +31,6 @@ __all__ = [
     "completed",
     "gram_matrices",
     "leading_spectra",
-    "project",
     "reference_spectrum",
     "short_side_first",
     "spectra",
@@ -118,15 +116,6 @@ def completed(grams: Grams, found: Sequence[Spectrum | None], indices: Iterable[
     whole = _decomposed(grams, indices, _eigenvectors)
     merged = [whole.get(index, spectrum) for index, spectrum in enumerate(found)]
     return [spectrum for spectrum in merged if spectrum is not None]
-
-
-def project(P: np.ndarray, block: torch.Tensor | CorrectedGradient) -> np.ndarray:
-    """P·G for a P of few rows and a block with its short side first, fp32, shape (k, n)."""
-    part = CorrectedGradient.of(block)
-    if part.gradient.device.type == "cpu":
-        return products.project(np.ascontiguousarray(P), *part.numpy(), np.float32(part.factor))
-    total = short_side_first(part.stored())
-    return (torch.from_numpy(P).to(total.device) @ total).cpu().numpy()
 
 
 def reference_spectrum(matrix: torch.Tensor) -> Spectrum:
