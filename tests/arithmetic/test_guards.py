@@ -42,35 +42,51 @@ def test_a_fused_multiply_and_add_is_named(monkeypatch):
         check_arithmetic()
 
 
-@pytest.mark.parametrize("name", ["adamw", "lion", "sgdm"])
-def test_a_kernel_that_fuses_is_named(monkeypatch, name):
+def loose_adamw(p, m, v, g, s):
+    for i in range(p.size):
+        m[i] = s[2] * m[i] + s[3] * g[i]
+        v[i] = s[4] * v[i] + s[5] * (g[i] * g[i])
+        p[i] = s[0] * p[i] - s[1] * (m[i] / (math.sqrt(v[i]) + s[6]))
 
+
+def loose_lion(p, m, g, s):
+    for i in range(p.size):
+        p[i] = s[0] * p[i] - s[1] * np.float32(np.sign(s[2] * m[i] + s[3] * g[i]))
+        m[i] = s[4] * m[i] + s[5] * g[i]
+
+
+def loose_sgdm(p, m, g, s):
+    for i in range(p.size):
+        m[i] = s[2] * m[i] + g[i]
+        p[i] = s[0] * p[i] - s[1] * (s[3] * g[i] + s[4] * m[i])
+
+
+def install_kernel(monkeypatch, name, update, **flags):
+    """Puts a kernel of the plain loop `update` in place of HiLo's own; its sums are right."""
+    compiled = numba.njit(error_model="numpy", **flags)(update)
+
+    def rows(*arguments):
+        *buffers, _, columns, _, _, ghat, s = arguments
+        if len(ghat) == 1:
+            g = ghat[0]
+        else:
+            left, right, scale, rank = (*ghat, 1)[:4]
+            g = specification.low_rank(left.reshape(-1, rank), right.reshape(rank, -1), scale).reshape(-1)
+        compiled(*buffers, g, s)
+        return int(specification.state_sum([buffer.reshape(-1, columns) for buffer in buffers]))
+
+    monkeypatch.setattr(kernels, f"{name}_rows", rows)
+
+
+@pytest.mark.parametrize("update", [loose_adamw, loose_lion, loose_sgdm])
+def test_a_kernel_that_fuses_is_named(monkeypatch, update):
+    name = update.__name__.removeprefix("loose_")
+    install_kernel(monkeypatch, name, update)
+    check_arithmetic()
     # `fastmath={'contract'}` is what a careless compiler flag would do: only multiply and add fuse.
-    loose = numba.njit(error_model="numpy", fastmath={"contract"})(LOOSE[name])
-    monkeypatch.setattr(kernels, f"{name}_rows", loose)
+    install_kernel(monkeypatch, name, update, fastmath={"contract"})
     with pytest.raises(UnsafeArithmetic, match="Numba"):
         check_arithmetic()
-
-
-def loose_adamw(p, m, v, start, columns, first, last, left, right, rank, scale, dense, s):
-    for i in range(p.size):
-        g = np.float32(0)
-        for k in range(rank):
-            g = g + left[i // columns * rank + k] * right[k * columns + i % columns]
-        g = scale * g
-        m[i] = s[2] * m[i] + s[3] * g
-        v[i] = s[4] * v[i] + s[5] * (g * g)
-        p[i] = s[0] * p[i] - s[1] * (m[i] / (math.sqrt(v[i]) + s[6]))
-    return np.uint64(0)
-
-
-def loose_momentum(p, m, start, columns, first, last, left, right, rank, scale, dense, s):
-    for i in range(p.size):
-        m[i] = s[2] * m[i] + s[3] * p[i]
-    return np.uint64(0)
-
-
-LOOSE = {"adamw": loose_adamw, "lion": loose_momentum, "sgdm": loose_momentum}
 
 
 def test_torch_square_roots_need_the_detour_or_are_exact():

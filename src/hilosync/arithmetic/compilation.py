@@ -15,16 +15,19 @@ import numba
 from blake3 import blake3
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
-__all__ = ["helper", "inlined", "kernel"]
+__all__ = ["INLINED", "helper", "inlined", "kernel"]
 
 _SOURCES = ("compilation", "kernels", "lanes", "muon_kernel", "newton_schulz", "specification")
 _STAMP = blake3(b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _SOURCES)).hexdigest(16)
 
+INLINED: Any = {"error_model": "numpy", "nogil": True, "forceinline": True}
+"""How a function is compiled that becomes part of the kernel's inner loop."""
+
 helper: Any = numba.njit(error_model="numpy", nogil=True)
 """Compiles a function that kernels call."""
 
-inlined: Any = numba.njit(error_model="numpy", nogil=True, forceinline=True)
-"""Compiles a function that becomes part of the kernel's inner loop."""
+inlined: Any = numba.njit(**INLINED)
+"""Compiles a function so."""
 
 
 class _CacheFiles(CompileResultCacheImpl):

@@ -15,12 +15,15 @@ import torch
 from blake3 import blake3
 
 from hilosync.arithmetic import kernels, muon_kernel, portable, specification
+from hilosync.arithmetic.decode import materialize
+from hilosync.arithmetic.gradient import DenseBlock, LowRankBlock
 from hilosync.errors import UnsafeArithmetic
 from hilosync.plan import Block
 
 __all__ = ["check_arithmetic"]
 
-_COUNT = 2048
+_ROWS, _COLUMNS = 16, 128
+_COUNT = _ROWS * _COLUMNS
 
 _Operands = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -114,51 +117,46 @@ def _refuse(library: str, operation: str) -> None:
 
 
 def _check_kernels(operands: _Operands) -> None:
-    """Numba's kernels against the specification, on one block of 16 × 128 with a rank-3 gradient."""
-    rows, columns, rank, scale = 16, 128, 3, np.float32(0.3)
+    """Numba's kernels against the specification, on one block of 16 × 128."""
     p, m, noise = (np.clip(operand, -1e3, 1e3) for operand in operands)
-    left, right = m[: rows * rank], p[: rank * columns]
-    g = specification.low_rank(left.reshape(rows, rank), right.reshape(rank, columns), scale).reshape(-1)
-    factors = (left, right, rank, scale, np.zeros(0, np.float32))
+    parts: list[LowRankBlock | DenseBlock] = [DenseBlock(torch.from_numpy(noise.reshape(_ROWS, _COLUMNS)))]
+    for rank in (1, 3):
+        left, right = m[: _ROWS * rank].reshape(_ROWS, rank), p[: rank * _COLUMNS].reshape(rank, _COLUMNS)
+        parts.append(LowRankBlock(torch.from_numpy(left), torch.from_numpy(right), 0.3))
+    for part in parts:
+        _check_kernels_with(part, p, m, np.abs(noise))
+
+
+def _check_kernels_with(part: LowRankBlock | DenseBlock, p: np.ndarray, m: np.ndarray, v: np.ndarray) -> None:
+    ghat, g = kernels.gradient_arguments(part), materialize(part).numpy().reshape(-1)
     s = np.array([0.999, 0.01, 0.9, 0.1, 0.99, 0.01, 1e-8], np.float32)
+    rows = (0, _COLUMNS, 0, _ROWS, ghat)
 
     def kernel_of_muon(buffers: list[np.ndarray]) -> int:
-        u_size, q_size = muon_kernel.scratch_sizes((Block("self-test", rows, columns),))
-        scratch = np.empty(u_size, np.float32), np.empty(q_size, np.float64)
-        return muon_kernel.muon_block(*buffers, 0, rows, columns, *factors, s[:6], np.float32(1), *scratch)
+        u_size, q_size = muon_kernel.scratch_sizes((Block("self-test", _ROWS, _COLUMNS),))
+        u, q = np.empty(u_size, np.float32), np.empty(q_size, np.float64)
+        kernels.muon_momentum(buffers[1], u, 0, _ROWS, _COLUMNS, ghat, s[:6])
+        return muon_kernel.muon_block(*buffers, 0, _ROWS, _COLUMNS, s[:6], np.float32(1), u, q)
 
     cases: dict[str, tuple[list[np.ndarray], tuple[np.ndarray, ...], Callable[[list[np.ndarray]], int]]] = {
-        "AdamW": (
-            [p, m, np.abs(noise)],
-            specification.adamw(p, m, np.abs(noise), g, s),
-            lambda b: kernels.adamw_rows(*b, 0, columns, 0, rows, *factors, s),
-        ),
-        "Lion": (
-            [p, m],
-            specification.lion(p, m, g, s[:6]),
-            lambda b: kernels.lion_rows(*b, 0, columns, 0, rows, *factors, s[:6]),
-        ),
+        "AdamW": ([p, m, v], specification.adamw(p, m, v, g, s), lambda b: kernels.adamw_rows(*b, *rows, s)),
+        "Lion": ([p, m], specification.lion(p, m, g, s[:6]), lambda b: kernels.lion_rows(*b, *rows, s[:6])),
         "SGD with momentum": (
             [p, m],
             specification.sgdm(p, m, g, s[:5]),
-            lambda b: kernels.sgdm_rows(*b, 0, columns, 0, rows, *factors, s[:5]),
+            lambda b: kernels.sgdm_rows(*b, *rows, s[:5]),
         ),
-        "Muon": (
-            [p, m],
-            _muon(p, m, g, s[:6], (rows, columns)),
-            kernel_of_muon,
-        ),
+        "Muon": ([p, m], _muon(p, m, g, s[:6]), kernel_of_muon),
     }
-
     for name, (before, after, kernel) in cases.items():
         buffers = [buffer.copy() for buffer in before]
         sums = kernel(buffers)
         same = all(a.tobytes() == b.tobytes() for a, b in zip(buffers, after, strict=True))
-        if not same or sums % 2**64 != specification.state_sum([b.reshape(rows, columns) for b in buffers]):
+        if not same or sums % 2**64 != specification.state_sum([b.reshape(_ROWS, _COLUMNS) for b in buffers]):
             _refuse("Numba", name)
 
 
-def _muon(p: np.ndarray, m: np.ndarray, g: np.ndarray, s: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
+def _muon(p: np.ndarray, m: np.ndarray, g: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, ...]:
     m, u = specification.muon_momentum(m, g, s)
-    o = specification.orthogonalize(u.reshape(shape)).reshape(-1)
+    o = specification.orthogonalize(u.reshape(_ROWS, _COLUMNS)).reshape(-1)
     return specification.muon_apply(p, o, s, np.float32(1)), m

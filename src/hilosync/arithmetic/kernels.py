@@ -10,9 +10,13 @@ trust their arguments; `optim.elementwise` checks shapes.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from hilosync.arithmetic.compilation import inlined, kernel
+import numpy as np
+from numba.extending import overload
+
+from hilosync.arithmetic.compilation import INLINED, inlined, kernel
+from hilosync.arithmetic.gradient import DenseBlock, LowRankBlock
 from hilosync.arithmetic.lanes import (
     LANES,
     absorb,
@@ -30,7 +34,7 @@ from hilosync.arithmetic.lanes import (
     unpack,
 )
 
-__all__ = ["adamw_rows", "lion_rows", "muon_momentum", "sgdm_rows", "sum_rows"]
+__all__ = ["adamw_rows", "gradient_arguments", "lion_rows", "muon_momentum", "sgdm_rows", "sum_rows"]
 
 _AHEAD = 2048
 """Elements to prefetch ahead: the CPU's own prefetcher stops at every page of 1,024."""
@@ -41,22 +45,59 @@ _LINE = 2 * LANES
 _ZERO = np.float32(0)
 
 
+def gradient_arguments(part: LowRankBlock | DenseBlock) -> tuple[Any, ...]:
+    """Ĝ of a block as the kernels take it, flat: (values), (L, R, scale) for one component, (L, R, scale, k).
+
+    One component is what most blocks get. Numba compiles each kind apart: beside a general loop the CPU's registers
+    would not hold what a loop for one component needs.
+    """
+    if isinstance(part, DenseBlock):
+        return (part.values.numpy().reshape(-1),)
+    left, right, scale = part.left.numpy(), part.right.numpy(), np.float32(part.scale)
+    factors = (left.reshape(-1), right.reshape(-1), scale)
+    rank = left.shape[1]
+    return factors if rank == 1 else (*factors, rank)
+
+
 @inlined
 def _load(source, at, count):
     return load(source, at) if count == LANES else load_part(source, at, count)
 
 
-@inlined
-def _decode(left, right, rank, scale, dense, row, columns, column, count):
-    """The first `count` of eight elements of Ĝ; rank −1 stands for a dense block. All but `scale` by pointers."""
-    if rank < 0:
-        return _load(dense, row * columns + column, count)
-    g = splat(_ZERO)
-    if rank > 0:
-        g = g + broadcast(left, row * rank) * _load(right, column, count)
-        for k in range(1, rank):
+def _opened(ghat):
+    """Ĝ of a block with pointers for arrays and its scale in eight lanes."""
+
+
+def _decode(ghat, row, columns, column, count):
+    """The first `count` of eight elements of an opened Ĝ."""
+
+
+@overload(_opened, jit_options=INLINED)
+def _opened_by_kind(ghat):
+    if len(ghat) == 1:
+        return lambda ghat: (pointer(ghat[0]),)
+    if len(ghat) == 3:
+        return lambda ghat: (pointer(ghat[0]), pointer(ghat[1]), splat(ghat[2]))
+    return lambda ghat: (pointer(ghat[0]), pointer(ghat[1]), splat(ghat[2]), ghat[3])
+
+
+@overload(_decode, jit_options=INLINED)
+def _decode_by_kind(ghat, row, columns, column, count):
+    def dense(ghat, row, columns, column, count):
+        return _load(ghat[0], row * columns + column, count)
+
+    def single(ghat, row, columns, column, count):
+        left, right, scale = ghat
+        return scale * (splat(_ZERO) + broadcast(left, row) * _load(right, column, count))
+
+    def several(ghat, row, columns, column, count):
+        left, right, scale, rank = ghat
+        g = splat(_ZERO)
+        for k in range(rank):
             g = g + broadcast(left, row * rank + k) * _load(right, k * columns + column, count)
-    return scale * g
+        return scale * g
+
+    return {1: dense, 3: single, 4: several}[len(ghat)]
 
 
 @inlined
@@ -76,7 +117,7 @@ def _block_sum(sums, first, count):
 
 
 @inlined
-def _rows(update, buffers, columns, first, last, left, right, rank, scale, dense, s):
+def _rows(update, buffers, columns, first, last, ghat, s):
     """Updates rows `first` … `last` of a block and returns their part of the block's sum.
 
     Args:
@@ -85,14 +126,10 @@ def _rows(update, buffers, columns, first, last, left, right, rank, scale, dense
         columns: width of the block.
         first: first row.
         last: one past the last row.
-        left: L of the block, flat, or empty; likewise `right`, R.
-        rank: k of the block, −1 for a dense one.
-        scale: fp32.
-        dense: values of a dense block, flat, or empty.
+        ghat: Ĝ of the block as `gradient_arguments` gives it.
         s: the scalars of `update`, each in eight lanes.
     """
-    scale8 = splat(scale)
-    left, right, dense = pointer(left), pointer(right), pointer(dense)
+    ghat = _opened(ghat)
     sums = no_sums()
     lines = columns - columns % _LINE
     whole = columns - columns % LANES
@@ -102,24 +139,24 @@ def _rows(update, buffers, columns, first, last, left, right, rank, scale, dense
         for column in range(0, lines, _LINE):
             at = start + column
             prefetch(buffers, at + _AHEAD)
-            g = _decode(left, right, rank, scale8, dense, row, columns, column, LANES)
+            g = _decode(ghat, row, columns, column, LANES)
             new = update(load(buffers, at), g, s)
             store(buffers, at, new)
             sums = absorb(sums, new)
             at += LANES
-            g = _decode(left, right, rank, scale8, dense, row, columns, column + LANES, LANES)
+            g = _decode(ghat, row, columns, column + LANES, LANES)
             new = update(load(buffers, at), g, s)
             store(buffers, at, new)
             sums = absorb(sums, new)
         if lines < whole:
             at = start + lines
-            g = _decode(left, right, rank, scale8, dense, row, columns, lines, LANES)
+            g = _decode(ghat, row, columns, lines, LANES)
             new = update(load(buffers, at), g, s)
             store(buffers, at, new)
             sums = absorb(sums, new)
         if whole < columns:
             at, rest = start + whole, columns - whole
-            g = _decode(left, right, rank, scale8, dense, row, columns, whole, rest)
+            g = _decode(ghat, row, columns, whole, rest)
             new = update(load_part(buffers, at, rest), g, s)
             sums = absorb(sums, store_part(buffers, at, rest, new))
     steps = _steps(columns)
@@ -143,14 +180,14 @@ def _adamw(buffers, g, s):
 
 
 @kernel
-def adamw_rows(p, m, v, start, columns, first, last, left, right, rank, scale, dense, s):
+def adamw_rows(p, m, v, start, columns, first, last, ghat, s):
     """AdamW on rows `first` … `last` of the block at `start`; returns their part of the block's sum.
 
     p, m and v are whole and flat, s has the scalars of `specification.adamw`; the rest is as of `_rows`.
     """
     buffers = pointer(p[start:]), pointer(m[start:]), pointer(v[start:])
     s = splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5]), splat(s[6])
-    return _rows(_adamw, buffers, columns, first, last, left, right, rank, scale, dense, s)
+    return _rows(_adamw, buffers, columns, first, last, ghat, s)
 
 
 @inlined
@@ -164,11 +201,11 @@ def _lion(buffers, g, s):
 
 
 @kernel
-def lion_rows(p, m, start, columns, first, last, left, right, rank, scale, dense, s):
+def lion_rows(p, m, start, columns, first, last, ghat, s):
     """Lion; arguments as of `adamw_rows`, scalars as of `specification.lion`."""
     buffers = pointer(p[start:]), pointer(m[start:])
     s = splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5])
-    return _rows(_lion, buffers, columns, first, last, left, right, rank, scale, dense, s)
+    return _rows(_lion, buffers, columns, first, last, ghat, s)
 
 
 @inlined
@@ -181,11 +218,11 @@ def _sgdm(buffers, g, s):
 
 
 @kernel
-def sgdm_rows(p, m, start, columns, first, last, left, right, rank, scale, dense, s):
+def sgdm_rows(p, m, start, columns, first, last, ghat, s):
     """SGD with momentum; arguments as of `adamw_rows`, scalars as of `specification.sgdm`."""
     buffers = pointer(p[start:]), pointer(m[start:])
     s = splat(s[0]), splat(s[1]), splat(s[2]), splat(s[3]), splat(s[4])
-    return _rows(_sgdm, buffers, columns, first, last, left, right, rank, scale, dense, s)
+    return _rows(_sgdm, buffers, columns, first, last, ghat, s)
 
 
 @inlined
@@ -197,14 +234,14 @@ def _muon_momentum(buffers, g, s):
 
 
 @kernel
-def muon_momentum(m, u, start, rows, columns, left, right, rank, scale, dense, s):
+def muon_momentum(m, u, start, rows, columns, ghat, s):
     """Momentum of Muon on a whole block; u (flat, the block alone) receives what is orthogonalized.
 
     Other arguments as of `adamw_rows`, scalars as of `specification.muon_momentum`.
     """
     buffers = pointer(m[start:]), pointer(u)
     s = splat(s[2]), splat(s[3]), splat(s[4]), splat(s[5])
-    _rows(_muon_momentum, buffers, columns, 0, rows, left, right, rank, scale, dense, s)
+    _rows(_muon_momentum, buffers, columns, 0, rows, ghat, s)
 
 
 @kernel

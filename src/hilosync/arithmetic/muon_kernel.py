@@ -1,11 +1,11 @@
-"""Muon on one block in a single Numba call: momentum, Newton–Schulz, update and state sum."""
+"""Muon on one block once its momentum is up to date: Newton–Schulz, update and state sum in a single Numba call."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from hilosync.arithmetic.compilation import kernel
-from hilosync.arithmetic.kernels import muon_momentum, sum_rows
+from hilosync.arithmetic.kernels import sum_rows
 from hilosync.arithmetic.newton_schulz import grid_bits, iterate, long_grid, multiply, padded, symmetric_gram
 from hilosync.plan import Block
 
@@ -21,26 +21,19 @@ def scratch_sizes(blocks: tuple[Block, ...]) -> tuple[int, int]:
 
 
 @kernel
-def muon_block(p, m, start, rows, columns, left, right, rank, scale, dense, s, ratio, u, q):
+def muon_block(p, m, start, rows, columns, s, ratio, u, q):
     """Muon on the block at `start`; returns the block's state sum.
 
     Args:
         p: parameters, flat fp32; likewise the slot m.
         start: where the block begins in them.
         rows: of the block; likewise `columns`.
-        left: L of the block, flat, or empty; likewise `right`, R.
-        rank: k of the block, −1 for a dense one.
-        scale: fp32.
-        dense: values of a dense block, flat, or empty.
         s: the scalars of `specification.muon_momentum`, fp32.
         ratio: of the step to the learning rate for this shape, fp32.
-        u: scratch, fp32, at least rows · columns.
+        u: what is orthogonalized, flat fp32, at least rows · columns.
         q: scratch, fp64, at least padded(long side) · padded(short side).
     """
-    size = rows * columns
-    u = u[:size]
-    muon_momentum(m, u, start, rows, columns, left, right, rank, scale, dense, s)
-
+    u = u[: rows * columns]
     long, short = max(rows, columns), min(rows, columns)
     side, deep = padded(short), padded(long)
     bits = grid_bits(long)

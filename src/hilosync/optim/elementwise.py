@@ -17,17 +17,16 @@ import torch
 from hilosync.arithmetic import specification
 from hilosync.arithmetic.decode import materialize
 from hilosync.arithmetic.digest import state_sums
-from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock, LowRankBlock
+from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock
+from hilosync.arithmetic.kernels import gradient_arguments
 from hilosync.arithmetic.state import PolicyState
 from hilosync.errors import ConfigurationError, MalformedPayload
 from hilosync.optim.threads import Share, row_shares, totals
 from hilosync.plan import AdapterPlan
 
-__all__ = ["Backend", "Rule", "block_scalars", "check_gradient", "choose_backend", "factors_of", "replay"]
+__all__ = ["Backend", "Rule", "block_scalars", "check_gradient", "choose_backend", "replay"]
 
 Backend = Literal["auto", "numpy", "numba", "torch"]
-
-_EMPTY = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -163,18 +162,8 @@ def _replay_numba(
         sums = []
         for index, first, last in share:
             start, columns = plan.offsets[index], plan.blocks[index].columns
-            factors = factors_of(gradient[index])
-            sums.append((index, rule.kernel(*buffers, start, columns, first, last, *factors, rows[index])))
+            ghat = gradient_arguments(gradient[index])
+            sums.append((index, rule.kernel(*buffers, start, columns, first, last, ghat, rows[index])))
         return sums
 
     return totals(len(plan.blocks), run, row_shares(plan))
-
-
-def factors_of(
-    part: LowRankBlock | DenseBlock,
-) -> tuple[np.ndarray, np.ndarray, int, np.float32, np.ndarray]:
-    """(left, right, rank, scale, dense) as the kernels take them, all flat; rank −1 for a dense block."""
-    if isinstance(part, DenseBlock):
-        return _EMPTY, _EMPTY, -1, np.float32(1), part.values.numpy().reshape(-1)
-    left, right = part.left.numpy(), part.right.numpy()
-    return left.reshape(-1), right.reshape(-1), left.shape[1], np.float32(part.scale), _EMPTY

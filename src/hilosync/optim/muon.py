@@ -21,10 +21,11 @@ from hilosync.arithmetic import portable, specification
 from hilosync.arithmetic.decode import materialize
 from hilosync.arithmetic.digest import state_sums
 from hilosync.arithmetic.gradient import DecodedGradient, DenseBlock
+from hilosync.arithmetic.kernels import gradient_arguments, muon_momentum
 from hilosync.arithmetic.muon_kernel import muon_block, scratch_sizes
 from hilosync.arithmetic.state import PolicyState
 from hilosync.errors import UnknownName
-from hilosync.optim.elementwise import Backend, block_scalars, check_gradient, choose_backend, factors_of
+from hilosync.optim.elementwise import Backend, block_scalars, check_gradient, choose_backend
 from hilosync.optim.groups import PerGroup, as_words, check_constants, check_rates, per_group
 from hilosync.optim.threads import Share, block_shares, totals
 from hilosync.plan import AdapterPlan, Block
@@ -131,11 +132,9 @@ class Muon:
             sums = []
             for index, _, _ in share:
                 block, start = plan.blocks[index], plan.offsets[index]
-                factors = factors_of(gradient[index])
-                part = muon_block(
-                    p, m, start, block.rows, block.columns, *factors, rows[index], self.ratio(block), u, q
-                )
-                sums.append((index, part))
+                shape, s = (block.rows, block.columns), rows[index]
+                muon_momentum(m, u, start, *shape, gradient_arguments(gradient[index]), s)
+                sums.append((index, muon_block(p, m, start, *shape, s, self.ratio(block), u, q)))
             return sums
 
         return totals(len(plan.blocks), run, block_shares(plan))
