@@ -72,6 +72,10 @@ def _decode(ghat, row, columns, column, count):
     """The first `count` of eight elements of an opened Ĝ."""
 
 
+def _decode_line(ghat, row, columns, column):
+    """Sixteen elements of it."""
+
+
 @overload(_opened, jit_options=INLINED)
 def _opened_by_kind(ghat):
     if len(ghat) == 1:
@@ -98,6 +102,23 @@ def _decode_by_kind(ghat, row, columns, column, count):
         return scale * g
 
     return {1: dense, 3: single, 4: several}[len(ghat)]
+
+
+@overload(_decode_line, jit_options=INLINED)
+def _decode_line_by_kind(ghat, row, columns, column):
+    def apart(ghat, row, columns, column):
+        return _decode(ghat, row, columns, column, LANES), _decode(ghat, row, columns, column + LANES, LANES)
+
+    def together(ghat, row, columns, column):
+        left, right, scale, rank = ghat
+        g, h = splat(_ZERO), splat(_ZERO)
+        for k in range(rank):
+            factor, at = broadcast(left, row * rank + k), k * columns + column
+            g = g + factor * load(right, at)
+            h = h + factor * load(right, at + LANES)
+        return scale * g, scale * h
+
+    return together if len(ghat) == 4 else apart
 
 
 @inlined
@@ -139,13 +160,12 @@ def _rows(update, buffers, columns, first, last, ghat, s):
         for column in range(0, lines, _LINE):
             at = start + column
             prefetch(buffers, at + _AHEAD)
-            g = _decode(ghat, row, columns, column, LANES)
+            g, h = _decode_line(ghat, row, columns, column)
             new = update(load(buffers, at), g, s)
             store(buffers, at, new)
             sums = absorb(sums, new)
             at += LANES
-            g = _decode(ghat, row, columns, column + LANES, LANES)
-            new = update(load(buffers, at), g, s)
+            new = update(load(buffers, at), h, s)
             store(buffers, at, new)
             sums = absorb(sums, new)
         if lines < whole:
