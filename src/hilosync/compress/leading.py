@@ -12,8 +12,12 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
+from hilosync.arithmetic.compilation import kernel
 from hilosync.compress.tiles import WIDTH, multiply
+from hilosync.compress.vectors import FREE_ORDER, LANES, WORD, load, store
 
 __all__ = ["leading_eigenvectors", "reference_leading_eigenvectors"]
 
@@ -33,9 +37,9 @@ the energy along its vector however many they were."""
 _PASSES = 4
 """Of one vector's orthonormalization; what still cancels then lies within the others' span."""
 
+_intrinsic: Any = intrinsic
 _fast: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
 _jit: Any = numba.njit(error_model="numpy", nogil=True)
-_kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
 
 
 @_fast
@@ -90,12 +94,24 @@ def _angle(app, aqq, apq, c, s):
     return largest
 
 
-@_fast
-def _rotate(a, b, c, s):
-    for lane in range(len(c)):
-        x, y = a[lane], b[lane]
-        a[lane] = c[lane] * x - s[lane] * y
-        b[lane] = s[lane] * x + c[lane] * y
+@_intrinsic
+def _rotate(context: Any, first: Any, second: Any, step: Any, count: Any, cosines: Any, sines: Any) -> Any:
+    """x, y ← c·x − s·y, s·x + c·y for `count` pairs of all lanes' numbers, `step` apart; addresses, in bytes."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        first, second, step, count, cosines, sines = arguments
+        offsets = [WORD(4 * LANES * part) for part in range(_LANES // LANES)]
+        angles = [(load(build, cosines, offset), load(build, sines, offset)) for offset in offsets]
+        with cgutils.for_range(build, count) as loop:
+            for offset, (c, s) in zip(offsets, angles, strict=True):
+                place = build.add(build.mul(loop.index, step), offset)
+                x, y = load(build, first, place), load(build, second, place)
+                cx, sx, cy, sy = (build.fmul(*pair, flags=FREE_ORDER) for pair in ((c, x), (s, x), (c, y), (s, y)))
+                store(build, build.fsub(cx, sy, flags=FREE_ORDER), first, place)
+                store(build, build.fadd(sx, cy, flags=FREE_ORDER), second, place)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), generate
 
 
 @_jit
@@ -105,21 +121,21 @@ def _diagonalize(H, turns, c, s):
     turns[:] = 0
     for p in range(m):
         turns[p, p] = 1
+    matrix, vectors, angles = H.ctypes.data, turns.ctypes.data, (c.ctypes.data, s.ctypes.data)
+    step, row = 4 * _LANES, 4 * _LANES * m
     for _ in range(_SWEEPS):
         largest = np.float32(0)
         for p in range(m - 1):
             for q in range(p + 1, m):
                 largest = max(largest, _angle(H[p, p], H[q, q], H[p, q], c, s))
-                for k in range(m):
-                    _rotate(H[p, k], H[q, k], c, s)
-                    _rotate(turns[p, k], turns[q, k], c, s)
-                for k in range(m):
-                    _rotate(H[k, p], H[k, q], c, s)
+                _rotate(matrix + p * row, matrix + q * row, step, m, *angles)
+                _rotate(vectors + p * row, vectors + q * row, step, m, *angles)
+                _rotate(matrix + p * step, matrix + q * step, row, m, *angles)
         if largest < _NEGLIGIBLE:
             break
 
 
-@_kernel
+@kernel
 def _leading(matrices, start, values, vectors):
     count, r = len(matrices), matrices.shape[1]
     m, width = len(start), (r + WIDTH - 1) // WIDTH * WIDTH

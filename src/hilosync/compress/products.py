@@ -9,11 +9,13 @@ again.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numba
 import numpy as np
 
+from hilosync.arithmetic.compilation import kernel
 from hilosync.compress.tiles import WIDTH, multiply
 
 __all__ = ["energy", "low_rank_factors", "project", "replace_residual"]
@@ -24,7 +26,7 @@ _RUN = 2048
 _helper: Any = numba.njit(error_model="numpy", nogil=True)
 _fast: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
 _in_order: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"contract"})
-_kernel: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"}, cache=True)
+_kernel: Any = partial(kernel, fastmath={"reassoc", "contract", "nsz"})
 
 
 @_fast

@@ -22,6 +22,7 @@ import numba
 import numpy as np
 import torch
 
+from hilosync.arithmetic.compilation import kernel
 from hilosync.compress.tables import CLASSES, Shape, frequencies, reach, rounding
 
 __all__ = [
@@ -50,7 +51,6 @@ _RIDGE = 1e-6
 """Keeps the fit regular where a coarse grid makes two basis vectors alike."""
 
 _helper: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
-_kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
 
 
 def octaves_of(energies: np.ndarray, n: int | np.ndarray) -> np.ndarray:
@@ -148,7 +148,7 @@ def _fit_basis(Q, normal):
             Q[c, i] /= normal[c, c]
 
 
-@_kernel
+@kernel
 def fit_bases(found, short, counts, ranks, exponents, step, bases, fits):
     """Rounds the bases of all blocks to their grids, and finds the P of V = P·G, in units of Δ.
 

@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-import numba
 import numpy as np
 
+from hilosync.arithmetic.compilation import kernel
 from hilosync.compress.quantize import (
     basis_class,
     classes_of,
@@ -37,8 +36,6 @@ _HEADER_BYTES = 8
 
 _HALVINGS = 24
 """Of the range of Δ, in its logarithm."""
-
-_kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
 
 
 def sides(block: Block) -> tuple[int, int]:
@@ -122,7 +119,7 @@ def _bits(r: int, n: int) -> np.ndarray:
     return np.array([component_bits(t, r, n) if t >= smallest_class(r, n) else 0.0 for t in CLASSES])
 
 
-@_kernel
+@kernel
 def _total_bits(octaves, kinds, bits, shift, smallest):
     """Bits of components of these octaves at 4·log₂(Δ) = shift; a row of `bits` is by class."""
     total = 0.0

@@ -145,11 +145,24 @@ def _decomposed(
         groups.setdefault(len(grams.matrices[index]), []).append(index)
     found: dict[int, Spectrum] = {}
     for members in groups.values():
-        values, bases = decompose(torch.stack([grams.matrices[index] for index in members]))
+        values, bases = decompose(_batch([grams.matrices[index] for index in members]))
         energies = values.clamp(min=0).double().cpu().numpy()
         energies = np.ldexp(energies, 2 * grams.exponents[members][:, None])
         found |= {index: Spectrum(energies[row], bases[row].T) for row, index in enumerate(members)}
     return found
+
+
+def _batch(matrices: list[torch.Tensor]) -> torch.Tensor:
+    """The matrices of one shape as one tensor; without a copy where they follow each other in memory."""
+    first, size = matrices[0], matrices[0].numel()
+    places = [first.storage_offset() + index * size for index in range(len(matrices))]
+    storage = first.untyped_storage().data_ptr()
+    if all(
+        matrix.storage_offset() == place and matrix.untyped_storage().data_ptr() == storage
+        for matrix, place in zip(matrices, places, strict=True)
+    ):
+        return first.as_strided((len(matrices), *first.shape), (size, *first.stride()))
+    return torch.stack(matrices)
 
 
 def _unscaled(plan: AdapterPlan, corrected: CorrectedGradient) -> tuple[list[torch.Tensor], np.ndarray]:

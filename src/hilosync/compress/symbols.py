@@ -13,6 +13,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from hilosync.arithmetic.compilation import kernel
+
 __all__ = ["escaped_places", "fill_factors", "group", "group_coefficients", "symbol_counts", "ungroup"]
 
 _ESCAPED = np.int32(1 << 20)
@@ -24,7 +26,6 @@ _RECIPROCAL_BITS = np.int32(20)
 _LINE = 16
 """Numbers of 32 bits in a line of the cache."""
 
-_kernel: Any = numba.njit(error_model="numpy", nogil=True, cache=True)
 _helper: Any = numba.njit(error_model="numpy", nogil=True)
 _sums: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
 
@@ -71,7 +72,7 @@ def _finish(sums, escape, symbols):
     return escaped
 
 
-@_kernel
+@kernel
 def group_coefficients(fitted, offsets, reaches, sizes, symbols, escaped, magnitudes, squares):
     """Rounds the coefficients of a block to integers and groups them; returns how many groups are escaped.
 
@@ -104,7 +105,7 @@ def group_coefficients(fitted, offsets, reaches, sizes, symbols, escaped, magnit
     return beyond
 
 
-@_kernel
+@kernel
 def group(values, reach, size, symbols):
     """Groups integers, int32, shape (n,), into symbols, int32, shape (⌈n/g⌉,); returns how many are escaped."""
     n, count = len(values), len(symbols)
@@ -140,13 +141,13 @@ def _split(symbols, reach, size, rests, out):
     return escaped
 
 
-@_kernel
+@kernel
 def ungroup(symbols, reach, size, out):
     """Undoes `group`; returns how many groups are escaped, whose integers in `out` have no meaning."""
     return _split(symbols, np.int32(reach), size, np.empty_like(symbols), out)
 
 
-@_kernel
+@kernel
 def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, rows, columns, lefts, rights, escaped):
     """Makes the factors of all blocks from symbols and basis integers.
 

@@ -1,0 +1,129 @@
+"""Block floating point on the CPU: sums of G and E as 12-bit integers, and sums of products of those.
+
+A vector register holds twice as many integers of 16 bits as fp32 numbers, and one x86 instruction multiplies and
+adds pairs of them. Numbers are rounded to 12 bits below the largest magnitude of their run, so a sum of 128
+products stays below 2^31. Two numbers share a word: one of the first half of a run and one of the second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from hilosync.compress.vectors import FLOAT, FREE_ORDER, INDEX, LANES, WORD, everywhere, load, mask, store
+
+__all__ = ["PAIRS", "WORDS", "add_up", "fetch", "products", "round_halves", "same", "unit_of"]
+
+_BITS = 12
+"""Of a magnitude: 128 products of two such, less a 4096th, stay below 2^31."""
+
+_SMALLEST_EXPONENT, _LARGEST_EXPONENT = -110, 64
+"""Runs below 2^the first count for nothing; a block of such runs is scaled before it comes here."""
+
+WORDS = ir.VectorType(INDEX, LANES)
+PAIRS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_PRODUCTS = ir.VectorType(INDEX, 2 * LANES)
+
+_intrinsic: Any = intrinsic
+_jit: Any = numba.njit(error_model="numpy", nogil=True)
+
+
+def same(value: int) -> ir.Constant:
+    """Words that all have this value."""
+    return ir.Constant(WORDS, [value] * LANES)
+
+
+def _larger(build: Any, a: Any, b: Any) -> Any:
+    return build.select(build.icmp_signed(">", a, b), a, b)
+
+
+def fetch(build: Any, address: Any) -> None:
+    """Asks for a line of memory, which may lie beyond the end."""
+    byte = ir.IntType(8)
+    kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), INDEX, INDEX, INDEX])
+    function = cgutils.get_or_insert_function(build.module, kind, "llvm.prefetch.p0")
+    read, second_cache, data = (INDEX(value) for value in (0, 2, 1))
+    build.call(function, [build.inttoptr(address, byte.as_pointer()), read, second_cache, data])
+
+
+def products(build: Any, left: Any, right: Any) -> Any:
+    """Per word, the sum of both products of 16-bit halves: one instruction on x86."""
+    nothing = ir.Constant(_PRODUCTS, ir.Undefined)
+    products = build.mul(build.sext(left, _PRODUCTS), build.sext(right, _PRODUCTS))
+    halves = [build.shuffle_vector(products, nothing, mask(list(range(h, 2 * LANES, 2)))) for h in (0, 1)]
+    return build.add(*halves)
+
+
+@_intrinsic
+def add_up(
+    context: Any, gradient: Any, residual: Any, row: Any, factor: Any, out: Any, out_row: Any, rows: Any, parts: Any
+) -> Any:
+    """out ← residual + factor·gradient for rows of 32·parts numbers; returns the largest |out|, as its bits.
+
+    Of the bits of fp32 numbers without their sign, those of Inf and NaN are the largest.
+    """
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        gradient, residual, row, factor, out, out_row, rows, parts = arguments
+        factor = everywhere(build, factor)
+        largest = [cgutils.alloca_once_value(build, same(0)) for _ in range(4)]
+        with cgutils.for_range(build, rows) as down, cgutils.for_range(build, parts) as loop:
+            start = build.mul(loop.index, WORD(16 * LANES))
+            source, target = (build.add(build.mul(down.index, stride), start) for stride in (row, out_row))
+            for part, found in enumerate(largest):
+                offset = WORD(4 * LANES * part)
+                place = build.add(source, offset)
+                scaled = build.fmul(factor, load(build, gradient, place), flags=FREE_ORDER)
+                total = build.fadd(load(build, residual, place), scaled, flags=FREE_ORDER)
+                store(build, total, out, build.add(target, offset))
+                magnitude = build.and_(build.bitcast(total, WORDS), same(0x7FFFFFFF))
+                build.store(_larger(build, magnitude, build.load(found)), found)
+        lanes = build.load(largest[0])
+        for found in largest[1:]:
+            lanes = _larger(build, lanes, build.load(found))
+        top = build.extract_element(lanes, INDEX(0))
+        for lane in range(1, LANES):
+            top = _larger(build, top, build.extract_element(lanes, INDEX(lane)))
+        return top
+
+    return types.int32(*[types.int64] * 3, types.float32, *[types.int64] * 4), generate
+
+
+@_intrinsic
+def round_halves(context: Any, sums: Any, half: Any, unit: Any, out: Any) -> Any:
+    """out ← both halves of `sums` in units of a power of two, the second in the upper 16 bits.
+
+    `half` is a multiple of eight numbers. Next to 1.5·2^23 units, fp32's own rounding leaves the integer in the low
+    bits.
+    """
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        sums, half, unit, out = arguments
+        large = everywhere(build, build.fmul(unit, FLOAT(12582912.0)))
+        middle = build.add(sums, build.mul(half, WORD(4)))
+        with cgutils.for_range(build, build.sdiv(half, WORD(LANES))) as loop:
+            place = build.mul(loop.index, WORD(4 * LANES))
+            low, high = (build.bitcast(build.fadd(load(build, part, place), large), WORDS) for part in (sums, middle))
+            store(build, build.or_(build.and_(low, same(0xFFFF)), build.shl(high, same(16))), out, place)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.int64), generate
+
+
+@_jit
+def unit_of(largest):
+    """The unit of a run whose largest magnitude has these bits, a power of two.
+
+    It is 0 where nothing counts, and Inf where the magnitude is none or its square leaves fp32's range, so that
+    products show it.
+    """
+    # The smallest exponent e with |M| ≤ (2^12 − 1)·2^(e − 12).
+    exponent = ((largest + (1 << (23 - _BITS))) >> 23) - 126
+    if exponent < _SMALLEST_EXPONENT:
+        return np.float32(0)
+    return np.float32(2.0 ** (exponent - _BITS)) if exponent <= _LARGEST_EXPONENT else np.float32(np.inf)
