@@ -9,7 +9,8 @@ import torch
 
 from hilosync.compress.gram import gram, reference_gram
 from hilosync.compress.leading import leading_eigenvectors, reference_leading_eigenvectors
-from hilosync.compress.products import low_rank_factors, project, replace_residual
+from hilosync.compress.products import low_rank_factors, project
+from hilosync.compress.residual import replace_residual
 from hilosync.compress.tiles import multiply
 
 SHAPES = [(1, 1), (1, 40), (3, 50), (16, 200), (20, 70), (8, 256), (64, 300), (65, 131), (64, 1100), (128, 256)]

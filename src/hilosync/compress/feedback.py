@@ -26,7 +26,8 @@ from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
 from hilosync.compress.blocks import each_block, each_part
 from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.finite import largest_magnitude
-from hilosync.compress.products import energy, replace_residual
+from hilosync.compress.products import energy
+from hilosync.compress.residual import replace_residual
 from hilosync.plan import AdapterPlan
 
 __all__ = ["correct", "default_decay", "project_out", "reference_residual", "retain"]

@@ -1,4 +1,4 @@
-"""Products of a block with a few vectors on the CPU, in one visit of its memory: projections and low-rank corrections.
+"""Products of a block with a few vectors on the CPU, in one visit of its memory: its projections.
 
 A block is given as the gradient G and the residual E that add up to it, M = E + factor·G; their sum is made
 where it is needed, in the innermost cache. Long sums are reordered: this is the encoder's side, whose rounding
@@ -16,9 +16,8 @@ import numba
 import numpy as np
 
 from hilosync.arithmetic.compilation import kernel
-from hilosync.compress.tiles import WIDTH, multiply
 
-__all__ = ["energy", "low_rank_factors", "project", "replace_residual"]
+__all__ = ["energy", "low_rank_factors", "project"]
 
 _RUN = 2048
 """Elements that stay in the innermost cache while they are worked on."""
@@ -128,104 +127,6 @@ def low_rank_factors(bases, ranks, G, E, factor, offsets, columns, out):
                 _project_rows(P, *blocks, factor, right)
         basis += k * min(shape)
         start += k * (shape[0] + shape[1])
-
-
-@_in_order
-def _remaining(keep, old, factor, new, scale, product):
-    return keep * old + factor * new - scale * product
-
-
-@_fast
-def _combine(G, E, factor, keep, scale, product):
-    sent, left = np.float32(0), np.float32(0)
-    for j in range(len(E)):
-        total = _remaining(keep, E[j], factor, G[j], scale, product[j])
-        E[j] = total
-        sent += G[j] * G[j]
-        left += total * total
-    return sent, left
-
-
-@_helper
-def _padded(right, memory):
-    """The same with zeros as further columns, up to a multiple of `WIDTH`."""
-    k, columns = right.shape
-    width = (columns + WIDTH - 1) // WIDTH * WIDTH
-    out = memory[: k * width].reshape((k, width))
-    out[:, :columns] = right
-    out[:, columns:] = 0
-    return out
-
-
-@_helper
-def _replace(G, E, factor, keep, scale, left, right, memory, product):
-    rows, columns = G.shape
-    gradient, residual = G.reshape(-1), E.reshape(-1)
-    k, squares, kept = left.shape[1], 0.0, 0.0
-    if columns % WIDTH:
-        right = _padded(right, memory)
-    strip = min(right.shape[1], _RUN)
-    # Rows that lie in a strip as a whole follow each other without a gap.
-    together = strip == columns
-    height = len(product) // strip
-    for i in range(0, rows, height):
-        end = min(i + height, rows)
-        for j in range(0, columns, strip):
-            width = min(strip, right.shape[1] - j)
-            if k:
-                place = left.ctypes.data + 4 * k * i, 4 * k, right.ctypes.data + 4 * j, 4 * right.shape[1]
-                multiply(*place, end - i, k, width, product.ctypes.data, 4 * strip)
-            else:
-                product[:] = 0
-            step = end - i if together else 1
-            for row in range(i, end, step):
-                start = row * columns + j
-                run = slice(start, start + (step * columns if together else min(strip, columns - j)))
-                more, remaining = _combine(
-                    gradient[run], residual[run], factor, keep, scale, product[(row - i) * strip :]
-                )
-                squares += more
-                kept += remaining
-    return squares, kept
-
-
-@_kernel
-def replace_residual(
-    G, E, factor, keep, offsets, columns, ranks, scales, lefts, left_starts, rights, right_starts, sent, kept
-):
-    """E ← keep·E + factor·G − scale·left·right of some blocks, in place, with the energies of G and of the new E.
-
-    Args:
-        G, E: flat, fp32, C order, of one shape.
-        factor, keep: fp32 values.
-        offsets: where the blocks begin in G and E, and the end of the last, int64, shape (blocks + 1,).
-        columns: of each block, int64, shape (blocks,).
-        ranks: k of each block, int64, shape (blocks,); blocks of a negative one stay as they are.
-        scales: of each block's product, fp32, shape (blocks,).
-        lefts: flat, fp32, holds the (rows, k) of each block.
-        left_starts: where they begin, int64, shape (blocks,).
-        rights, right_starts: likewise, the (k, columns).
-        sent: ‖G‖² of each block afterwards, fp64, shape (blocks,).
-        kept: the same of E.
-    """
-    longest = 0
-    for b in range(len(columns)):
-        longest = max(longest, max(ranks[b], 0) * (columns[b] + WIDTH) if columns[b] % WIDTH else 0)
-    memory, product = np.empty(longest, np.float32), np.empty(4 * _RUN, np.float32)
-    for b in range(len(columns)):
-        k = ranks[b]
-        if k < 0:
-            continue
-        run = slice(offsets[b], offsets[b + 1])
-        shape = ((offsets[b + 1] - offsets[b]) // columns[b], columns[b])
-        left, right = left_starts[b], right_starts[b]
-        factors = (
-            lefts[left : left + shape[0] * k].reshape((shape[0], k)),
-            rights[right : right + k * shape[1]].reshape((k, shape[1])),
-        )
-        sent[b], kept[b] = _replace(
-            G[run].reshape(shape), E[run].reshape(shape), factor, keep, scales[b], *factors, memory, product
-        )
 
 
 @_fast
