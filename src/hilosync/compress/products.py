@@ -16,15 +16,24 @@ import numba
 import numpy as np
 
 from hilosync.arithmetic.compilation import kernel
+from hilosync.compress.tiles import TILE_COLUMNS, TILE_ROWS, WIDTH, multiply, multiply_tiles
 
 __all__ = ["energy", "low_rank_factors", "project"]
 
 _RUN = 2048
 """Elements that stay in the innermost cache while they are worked on."""
 
-_helper: Any = numba.njit(error_model="numpy", nogil=True)
+_FEW_OF_WIDE, _FEW_OF_TALL = 4, 8
+"""Components up to which tiles are not worth it."""
+
+_ROWS = 64
+"""Rows of a tall block that are multiplied together."""
+
+_SPAN, _STRIDE = 1024, 1040
+"""Columns of a wide block that are multiplied together, and numbers from row to row of them: not a power of two,
+since the innermost cache holds few lines so far apart."""
+
 _fast: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
-_in_order: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"contract"})
 _kernel: Any = partial(kernel, fastmath={"reassoc", "contract", "nsz"})
 
 
@@ -78,6 +87,54 @@ def _project_columns(P, G, E, factor, V):
             V[i, c] = total
 
 
+@_fast
+def _project_rows_by_tiles(P, G, E, factor, V):
+    (k, r), n = P.shape, V.shape[1]
+    sums, end = np.empty((r, _STRIDE), np.float32), np.empty((k, _SPAN), np.float32)
+    left, right, out, last = P.ctypes.data, sums.ctypes.data, V.ctypes.data, end.ctypes.data
+    for start in range(0, n, _SPAN):
+        count = min(_SPAN, n - start)
+        for i in range(r):
+            _add(G[i, start : start + count], E[i, start : start + count], factor, sums[i, :count])
+        if count % WIDTH:
+            width = (count // WIDTH + 1) * WIDTH
+            sums[:, count:width] = 0
+            multiply(left, 4 * r, right, 4 * _STRIDE, k, r, width, last, 4 * _SPAN)
+            V[:, start:] = end[:, :count]
+        else:
+            multiply(left, 4 * r, right, 4 * _STRIDE, k, r, count, out + 4 * start, 4 * n)
+
+
+@_fast
+def _project_columns_by_tiles(P, G, E, factor, V):
+    (k, r), n = P.shape, len(G)
+    width = (k + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS
+    right, out, sums = (
+        np.zeros((r, width), np.float32),
+        np.empty((_ROWS, width), np.float32),
+        np.zeros((_ROWS, r), np.float32),
+    )
+    right[:, :k] = P.T
+    places = sums.ctypes.data, 4 * r, right.ctypes.data, 4 * width
+    for start in range(0, n, _ROWS):
+        count = min(_ROWS, n - start)
+        _add(
+            G[start : start + count].reshape(-1), E[start : start + count].reshape(-1), factor, sums[:count].reshape(-1)
+        )
+        multiply_tiles(*places, (count + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS, r, width, out.ctypes.data, 4 * width)
+        for c in range(k):
+            for i in range(count):
+                V[c, start + i] = out[i, c]
+
+
+@_fast
+def _project_wide(P, G, E, factor, V):
+    if len(P) > _FEW_OF_WIDE:
+        _project_rows_by_tiles(P, G, E, factor, V)
+    else:
+        _project_rows(P, G, E, factor, V)
+
+
 @_kernel
 def project(P, G, E, factor):
     """V = P·M with the short side of M first, fp32, shape (k, n).
@@ -88,10 +145,12 @@ def project(P, G, E, factor):
         factor: an fp32 value.
     """
     V = np.empty((len(P), max(G.shape)), np.float32)
-    if G.shape[0] > G.shape[1]:
-        _project_columns(P, G, E, factor, V.T)
+    if G.shape[0] <= G.shape[1]:
+        _project_wide(P, G, E, factor, V)
+    elif len(P) > _FEW_OF_TALL:
+        _project_columns_by_tiles(P, G, E, factor, V)
     else:
-        _project_rows(P, G, E, factor, V)
+        _project_columns(P, G, E, factor, V.T)
     return V
 
 
@@ -124,7 +183,7 @@ def low_rank_factors(bases, ranks, G, E, factor, offsets, columns, out):
                 right[:] = P
             else:
                 left[:] = P.T
-                _project_rows(P, *blocks, factor, right)
+                _project_wide(P, *blocks, factor, right)
         basis += k * min(shape)
         start += k * (shape[0] + shape[1])
 

@@ -11,10 +11,13 @@ from numba.extending import intrinsic
 
 from hilosync.compress.vectors import FLOAT, FREE_ORDER, LANES, VECTOR, WORD, everywhere, load, pointer, store
 
-__all__ = ["WIDTH", "multiply"]
+__all__ = ["TILE_COLUMNS", "TILE_ROWS", "WIDTH", "multiply", "multiply_tiles"]
 
 WIDTH = 64
 """Columns of a product are a multiple of this."""
+
+TILE_ROWS, TILE_COLUMNS = 4, 16
+"""Of a tile whose rows and columns are about as many."""
 
 _intrinsic: Any = intrinsic
 _jit: Any = numba.njit(error_model="numpy", nogil=True)
@@ -54,7 +57,15 @@ def _tile(rows: int, vectors: int) -> Any:
     return product
 
 
-_four_rows, _two_rows, _one_row = _tile(4, 2), _tile(2, 4), _tile(1, 8)
+_four_rows, _two_rows, _one_row = _tile(TILE_ROWS, TILE_COLUMNS // LANES), _tile(2, 4), _tile(1, 8)
+
+
+@_jit
+def multiply_tiles(left, left_row, right, right_row, rows, depth, columns, out, out_row):
+    """`multiply` for rows and columns that are multiples of `TILE_ROWS` and `TILE_COLUMNS`."""
+    for i in range(0, rows, TILE_ROWS):
+        for j in range(0, 4 * columns, 4 * TILE_COLUMNS):
+            _four_rows(left + i * left_row, left_row, right + j, right_row, depth, out + i * out_row + j, out_row)
 
 
 @_jit
