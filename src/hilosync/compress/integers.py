@@ -1,7 +1,7 @@
 """Block floating point on the CPU: sums of G and E as 12-bit integers, and sums of products of those.
 
 A vector register holds twice as many integers of 16 bits as fp32 numbers, and one x86 instruction multiplies and
-adds pairs of them. Numbers are rounded to 12 bits below the largest magnitude of their run, so a sum of 128
+adds pairs of them. Numbers are rounded to 10 to 12 bits below the largest magnitude of their run, so a sum of 128
 products stays below 2^31. Two numbers share a word: one of the first half of a run and one of the second.
 """
 
@@ -17,13 +17,16 @@ from numba.extending import intrinsic
 
 from hilosync.compress.vectors import FLOAT, FREE_ORDER, INDEX, LANES, WORD, everywhere, load, mask, store
 
-__all__ = ["PAIRS", "WORDS", "add_up", "fetch", "products", "round_halves", "same", "unit_of"]
+__all__ = ["PAIRS", "WORDS", "fetch", "products", "round_run", "same"]
 
 _BITS = 12
 """Of a magnitude: 128 products of two such, less a 4096th, stay below 2^31."""
 
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = -110, 64
 """Runs below 2^the first count for nothing; a block of such runs is scaled before it comes here."""
+
+_COARSEST = np.float32(4)
+"""The coarsest unit that still serves, in finest units of a run."""
 
 WORDS = ir.VectorType(INDEX, LANES)
 PAIRS = ir.VectorType(ir.IntType(16), 2 * LANES)
@@ -60,64 +63,41 @@ def products(build: Any, left: Any, right: Any) -> Any:
 
 
 @_intrinsic
-def add_up(
-    context: Any, gradient: Any, residual: Any, row: Any, factor: Any, out: Any, out_row: Any, rows: Any, parts: Any
-) -> Any:
-    """out ← residual + factor·gradient for rows of 32·parts numbers; returns the largest |out|, as its bits.
+def _round(context: Any, gradient: Any, residual: Any, half: Any, factor: Any, unit: Any, out: Any) -> Any:
+    """out ← both halves of a run of residual + factor·gradient in units, the second in the upper 16 bits.
 
-    Of the bits of fp32 numbers without their sign, those of Inf and NaN are the largest.
+    Returns the largest magnitude of a sum, as its bits: of those of fp32 numbers without their sign, those of Inf
+    and NaN are the largest. `half` is a multiple of eight numbers; the rest but `factor` and `unit` are addresses.
     """
 
     def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
-        gradient, residual, row, factor, out, out_row, rows, parts = arguments
-        factor = everywhere(build, factor)
-        largest = [cgutils.alloca_once_value(build, same(0)) for _ in range(4)]
-        with cgutils.for_range(build, rows) as down, cgutils.for_range(build, parts) as loop:
-            start = build.mul(loop.index, WORD(16 * LANES))
-            source, target = (build.add(build.mul(down.index, stride), start) for stride in (row, out_row))
-            for part, found in enumerate(largest):
-                offset = WORD(4 * LANES * part)
-                place = build.add(source, offset)
-                scaled = build.fmul(factor, load(build, gradient, place), flags=FREE_ORDER)
-                total = build.fadd(load(build, residual, place), scaled, flags=FREE_ORDER)
-                store(build, total, out, build.add(target, offset))
+        gradient, residual, half, factor, unit, out = arguments
+        # Next to 1.5·2^23 units, fp32's own rounding leaves the integer in the low bits.
+        large, factor = everywhere(build, build.fmul(unit, FLOAT(12582912.0))), everywhere(build, factor)
+        found = [cgutils.alloca_once_value(build, same(0)) for _ in range(2)]
+        with cgutils.for_range(build, build.sdiv(half, WORD(LANES))) as loop:
+            place, integers = build.mul(loop.index, WORD(4 * LANES)), []
+            for offset, largest in zip((place, build.add(place, build.mul(half, WORD(4)))), found, strict=True):
+                scaled = build.fmul(factor, load(build, gradient, offset), flags=FREE_ORDER)
+                total = build.fadd(load(build, residual, offset), scaled, flags=FREE_ORDER)
                 magnitude = build.and_(build.bitcast(total, WORDS), same(0x7FFFFFFF))
-                build.store(_larger(build, magnitude, build.load(found)), found)
-        lanes = build.load(largest[0])
-        for found in largest[1:]:
-            lanes = _larger(build, lanes, build.load(found))
+                build.store(_larger(build, magnitude, build.load(largest)), largest)
+                # Without flags: it is the rounding that counts.
+                integers.append(build.bitcast(build.fadd(total, large), WORDS))
+            low, high = build.and_(integers[0], same(0xFFFF)), build.shl(integers[1], same(16))
+            store(build, build.or_(low, high), out, place)
+        lanes = _larger(build, build.load(found[0]), build.load(found[1]))
         top = build.extract_element(lanes, INDEX(0))
         for lane in range(1, LANES):
             top = _larger(build, top, build.extract_element(lanes, INDEX(lane)))
         return top
 
-    return types.int32(*[types.int64] * 3, types.float32, *[types.int64] * 4), generate
-
-
-@_intrinsic
-def round_halves(context: Any, sums: Any, half: Any, unit: Any, out: Any) -> Any:
-    """out ← both halves of `sums` in units of a power of two, the second in the upper 16 bits.
-
-    `half` is a multiple of eight numbers. Next to 1.5·2^23 units, fp32's own rounding leaves the integer in the low
-    bits.
-    """
-
-    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
-        sums, half, unit, out = arguments
-        large = everywhere(build, build.fmul(unit, FLOAT(12582912.0)))
-        middle = build.add(sums, build.mul(half, WORD(4)))
-        with cgutils.for_range(build, build.sdiv(half, WORD(LANES))) as loop:
-            place = build.mul(loop.index, WORD(4 * LANES))
-            low, high = (build.bitcast(build.fadd(load(build, part, place), large), WORDS) for part in (sums, middle))
-            store(build, build.or_(build.and_(low, same(0xFFFF)), build.shl(high, same(16))), out, place)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32, types.int64), generate
+    return types.int32(*[types.int64] * 3, types.float32, types.float32, types.int64), generate
 
 
 @_jit
-def unit_of(largest):
-    """The unit of a run whose largest magnitude has these bits, a power of two.
+def _finest(largest):
+    """The smallest unit for a run whose largest magnitude has these bits.
 
     It is 0 where nothing counts, and Inf where the magnitude is none or its square leaves fp32's range, so that
     products show it.
@@ -127,3 +107,23 @@ def unit_of(largest):
     if exponent < _SMALLEST_EXPONENT:
         return np.float32(0)
     return np.float32(2.0 ** (exponent - _BITS)) if exponent <= _LARGEST_EXPONENT else np.float32(np.inf)
+
+
+@_jit
+def round_run(gradient, residual, half, factor, unit, out):
+    """out ← both halves of a run of residual + factor·gradient as integers; returns their unit, a power of two.
+
+    The unit that is given serves if it suits; otherwise the run is visited again.
+
+    Args:
+        gradient, residual: addresses of fp32 numbers.
+        half: numbers of half a run, a multiple of eight.
+        factor: fp32.
+        unit: a guess, such as that of a neighbouring run.
+        out: address of `half` words.
+    """
+    finest = _finest(_round(gradient, residual, half, factor, unit, out))
+    if finest <= unit <= _COARSEST * finest:
+        return unit
+    _round(gradient, residual, half, factor, finest, out)
+    return finest

@@ -14,7 +14,7 @@ import numpy as np
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hilosync.compress.integers import PAIRS, add_up, fetch, products, round_halves, same, unit_of
+from hilosync.compress.integers import PAIRS, fetch, products, round_run, same
 from hilosync.compress.vectors import FREE_ORDER, INDEX, LANES, VECTOR, WORD, everywhere, load, pointer, store
 
 __all__ = ["tall_grams"]
@@ -75,22 +75,17 @@ _flat, _square = _tile(_ROWS, _COLUMNS), _tile(8, 8)
 
 
 @_jit
-def _fill(G, E, factor, start, width, sums):
-    """sums ← a panel of E + factor·G, and zeros; returns the largest magnitude, as its bits."""
+def _round_panel(G, E, factor, start, width, unit, sums, panel):
+    """panel ← rows of E + factor·G from `start` on as integers, zeros beyond the last; returns their unit."""
     r, length = G.shape[1], min(2 * _HALF, len(G) - start)
     if length == 2 * _HALF and r == width:
         begin = 4 * start * r
-        return add_up(
-            G.ctypes.data + begin, E.ctypes.data + begin, 0, factor, sums.ctypes.data, 0, 1, 2 * _HALF * r // 32
-        )
+        return round_run(G.ctypes.data + begin, E.ctypes.data + begin, _HALF * r, factor, unit, panel.ctypes.data)
     sums[:] = 0
-    top = np.int32(0)
     for k in range(length):
         for i in range(r):
-            total = np.float32(E[start + k, i] + factor * G[start + k, i])
-            sums[k * width + i] = total
-            top = max(top, total.view(np.int32) & np.int32(0x7FFFFFFF))
-    return top
+            sums[k * width + i] = E[start + k, i] + factor * G[start + k, i]
+    return round_run(sums.ctypes.data, sums.ctypes.data, _HALF * width, np.float32(0), unit, panel.ctypes.data)
 
 
 @_jit
@@ -108,7 +103,8 @@ def _update(panel, width, scale, K, gradient, residual, bytes_ahead):
 
 
 @_jit
-def _gram(G, E, factor, out, sums, panel, K):
+def _gram(G, E, factor, out, unit, sums, panel, K):
+    """Returns the unit of the last panel, which is likely to suit the next block."""
     n, r = G.shape
     width = -(-r // _COLUMNS) * _COLUMNS
     sums, panel = sums[: 2 * _HALF * width], panel[: _HALF * width]
@@ -116,15 +112,15 @@ def _gram(G, E, factor, out, sums, panel, K):
     K[:] = 0
     size = 4 * 2 * _HALF * r
     for start in range(0, n, 2 * _HALF):
-        unit = unit_of(_fill(G, E, factor, start, width, sums))
+        unit = _round_panel(G, E, factor, start, width, unit, sums, panel)
         if unit > 0:
-            round_halves(sums.ctypes.data, len(panel), unit, panel.ctypes.data)
             beyond = 4 * start * r + size
             place = K.ctypes.data, G.ctypes.data + beyond, E.ctypes.data + beyond
             _update(panel.ctypes.data, width, unit * unit, *place, size)
     for i in range(r):
         for j in range(i, r):
             out[i, j] = out[j, i] = K[i, j]
+    return unit
 
 
 @_jit
@@ -135,10 +131,10 @@ def tall_grams(G, E, factor, offsets, columns, starts, out):
         if offsets[b + 1] - offsets[b] > columns[b] * columns[b]:
             widest = max(widest, columns[b] + _COLUMNS)
     sums, panel = np.empty(2 * _HALF * widest, np.float32), np.empty(_HALF * widest, np.int32)
-    K = np.empty(widest * widest, np.float32)
+    K, unit = np.empty(widest * widest, np.float32), np.float32(0)
     for b in range(len(columns)):
         run, r = slice(offsets[b], offsets[b + 1]), columns[b]
         n = (offsets[b + 1] - offsets[b]) // r
         if n > r:
             square = out[starts[b] : starts[b] + r * r].reshape((r, r))
-            _gram(G[run].reshape((n, r)), E[run].reshape((n, r)), factor, square, sums, panel, K)
+            unit = _gram(G[run].reshape((n, r)), E[run].reshape((n, r)), factor, square, unit, sums, panel, K)

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hilosync.compress.integers import PAIRS, add_up, fetch, products, round_halves, same, unit_of
+from hilosync.compress.integers import PAIRS, fetch, products, round_run, same
 from hilosync.compress.vectors import FLOAT, FREE_ORDER, LANES, VECTOR, WORD, everywhere, load, mask, pointer, store
 
 __all__ = ["wide_grams"]
@@ -107,28 +107,15 @@ def _padded(count):
 
 
 @_jit
-def _add_up_any(G, E, factor, sums):
-    """sums ← E + factor·G of part of a row, and zeros; returns the largest magnitude, as its bits."""
-    top = np.int32(0)
-    sums[len(G) :] = 0
-    for k in range(len(G)):
-        total = np.float32(E[k] + factor * G[k])
-        sums[k] = total
-        top = max(top, total.view(np.int32) & np.int32(0x7FFFFFFF))
-    return top
-
-
-@_jit
-def _round_row(G, E, addresses, factor, begin, count, sums, words):
+def _round_row(G, E, addresses, factor, begin, count, unit, sums, words):
     """words ← a row's span as integers; returns their unit. `addresses` are those of G, E and `sums`."""
     gradient, residual, run = addresses
     if count == _SPAN:
-        top = add_up(gradient + 4 * begin, residual + 4 * begin, 0, factor, run, 0, 1, _SPAN // 32)
-    else:
-        top = _add_up_any(G[begin : begin + count], E[begin : begin + count], factor, sums)
-    unit = unit_of(top)
-    round_halves(run, _padded(count) // 2, unit, words)
-    return unit
+        return round_run(gradient + 4 * begin, residual + 4 * begin, _SPAN // 2, factor, unit, words)
+    sums[count:] = 0
+    for k in range(count):
+        sums[k] = E[begin + k] + factor * G[begin + k]
+    return round_run(run, run, _padded(count) // 2, np.float32(0), unit, words)
 
 
 @_jit
@@ -149,7 +136,8 @@ def wide_grams(G, E, factor, offsets, columns, starts, out):
     addresses = gradient, residual, sums.ctypes.data
     words, unit = (spans[0].ctypes.data, spans[1].ctypes.data), (units[0].ctypes.data, units[1].ctypes.data)
 
-    b, r, n, start, now = -1, 0, 0, 0, 0
+    # The unit of the row above, or of the same row's last span, is likely to suit.
+    b, r, n, start, now, guess = -1, 0, 0, 0, 0, np.float32(0)
     while b < count:
         # A span beyond the last column belongs to the next wide block.
         next_b, ahead = b, start + _SPAN
@@ -177,21 +165,16 @@ def wide_grams(G, E, factor, offsets, columns, starts, out):
                     )
                     tile += 1
                     if rounded < next_r and tile >= 4 * rounded + _LEAD:
-                        units[then, rounded] = _round_row(
-                            G,
-                            E,
-                            addresses,
-                            factor,
-                            soon + rounded * next_n,
-                            next_length,
-                            sums,
-                            words[then] + _ROW * rounded,
-                        )
+                        guess = units[now, rounded] if next_b == b else guess
+                        begin, place = soon + rounded * next_n, words[then] + _ROW * rounded
+                        guess = _round_row(G, E, addresses, factor, begin, next_length, guess, sums, place)
+                        units[then, rounded] = guess
                         rounded += 1
         for row in range(rounded, next_r):
-            units[then, row] = _round_row(
-                G, E, addresses, factor, soon + row * next_n, next_length, sums, words[then] + _ROW * row
-            )
+            guess = units[now, row] if next_b == b else guess
+            begin, place = soon + row * next_n, words[then] + _ROW * row
+            guess = _round_row(G, E, addresses, factor, begin, next_length, guess, sums, place)
+            units[then, row] = guess
         # Rows beyond the last count for nothing, whatever a larger block has left there.
         units[then, next_r : next_r + _MARGIN] = 0
         if next_b != b:
