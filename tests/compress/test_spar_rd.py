@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hilosync.arithmetic.decode import materialize
 from hilosync.compress import Spar, SparRD
-from hilosync.compress.coefficients import quantize_coefficients, symbol_counts
+from hilosync.compress.coefficients import quantize_coefficients
 from hilosync.compress.entropy import SymbolReader, SymbolWriter, _joint, _single
 from hilosync.compress.quantize import classes_of, grid_exponent, octaves_of, reference_coefficients, smallest_class
 from hilosync.compress.rate import Rate, sides
@@ -158,7 +158,8 @@ def test_coefficients_agree_with_the_reference_but_for_ties(plan, gradient):
 def integers_of(coded, parts, c, n):
     """Integers of one component, as a decoder reads them."""
     M, size = grouping(int(parts.classes[c]))
-    symbols = coded.symbols[coded.ends[c] - symbol_counts(parts)[c] : coded.ends[c]].astype(np.int32)
+    end = int(coded.counts[: c + 1].sum())
+    symbols = coded.symbols[end - coded.counts[c] : end].astype(np.int32)
     values = np.empty(n, np.int32)
     if ungroup(symbols, M, size, values):
         values[escaped_places(symbols, grouping(int(parts.classes[c])).escape, size, n)] = coded.escaped[c]

@@ -64,15 +64,15 @@ def _load(source, at, count):
     return load(source, at) if count == LANES else load_part(source, at, count)
 
 
-def _opened(ghat):
+def _opened(ghat) -> Any:
     """Ĝ of a block with pointers for arrays and its scale in eight lanes."""
 
 
-def _decode(ghat, row, columns, column, count):
+def _decode(ghat, row, columns, column, count) -> Any:
     """The first `count` of eight elements of an opened Ĝ."""
 
 
-def _decode_line(ghat, row, columns, column):
+def _decode_line(ghat, row, columns, column) -> Any:
     """Sixteen elements of it."""
 
 

@@ -28,13 +28,13 @@ class Coefficients:
 
     Attributes:
         symbols: of one component after another, int16, flat.
-        ends: where those of each component end, int64, shape (components,).
+        counts: symbols of each component, int64, shape (components,).
         laplacian: 1 where the Laplacian table suits better, int32, shape (components,).
         escaped: integers of escaped groups, int32, by the position of their component.
     """
 
     symbols: np.ndarray
-    ends: np.ndarray
+    counts: np.ndarray
     laplacian: np.ndarray
     escaped: dict[int, np.ndarray]
 
@@ -77,7 +77,7 @@ def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Ch
                 apart[c] = (np.trunc(np.abs(values) + offsets[c]) * np.sign(values)).astype(np.int32)
         first, start, entry = first + k, int(ends[first + k - 1]), entry + k * r
     laplacian = magnitudes < _BETWEEN_SHAPES * np.sqrt(squares * parts.long_sides())
-    return Coefficients(found, ends, laplacian.astype(np.int32), apart)
+    return Coefficients(found, counts, laplacian.astype(np.int32), apart)
 
 
 def _projection(plan: AdapterPlan, corrected: CorrectedGradient) -> Callable[[int, np.ndarray], np.ndarray]:

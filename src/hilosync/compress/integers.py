@@ -1,7 +1,7 @@
 """Block floating point on the CPU: sums of G and E as 12-bit integers, and sums of products of those.
 
 A vector register holds twice as many integers of 16 bits as fp32 numbers, and one x86 instruction multiplies and
-adds pairs of them. Numbers are rounded to 10 to 12 bits below the largest magnitude of their run, so a sum of 128
+adds pairs of them. Numbers are rounded to 11 or 12 bits below the largest magnitude of their run, so a sum of 128
 products stays below 2^31. Two numbers share a word: one of the first half of a run and one of the second.
 """
 
@@ -25,7 +25,7 @@ _BITS = 12
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = -110, 64
 """Runs below 2^the first count for nothing; a block of such runs is scaled before it comes here."""
 
-_COARSEST = np.float32(4)
+_COARSEST = np.float32(2)
 """The coarsest unit that still serves, in finest units of a run."""
 
 WORDS = ir.VectorType(INDEX, LANES)

@@ -63,11 +63,11 @@ class Components:
 
     def short_sides(self) -> np.ndarray:
         """r of each component's block."""
-        return self.each([sides(block)[0] for block in self.plan.blocks])
+        return self.each(self.plan.sides[:, 0])
 
     def long_sides(self) -> np.ndarray:
         """n of each component's block."""
-        return self.each([sides(block)[1] for block in self.plan.blocks])
+        return self.each(self.plan.sides[:, 1])
 
     def leads(self) -> np.ndarray:
         """Whether a component is its block's first, bool."""
@@ -82,8 +82,9 @@ class Components:
         return self._by_class(_basis_classes)
 
     def _by_class(self, table: Callable[[int, int], np.ndarray]) -> np.ndarray:
-        tables = np.stack([table(*sides(block)) for block in self.plan.blocks])
-        return tables[self.each(range(len(tables))), self.classes - CLASSES[0]]
+        distinct, which = np.unique(self.plan.sides, axis=0, return_inverse=True)
+        tables = np.stack([table(*pair) for pair in distinct.tolist()])
+        return tables[self.each(which), self.classes - CLASSES[0]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ The layout is that of `spar_rd`. What belongs to one table is coded in one stret
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from hilosync.compress.coefficients import quantize_coefficients, symbol_counts
 from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.entropy import LARGEST_INTEGER, SymbolReader, SymbolWriter
 from hilosync.compress.finite import LARGEST_PRODUCT, require_finite_product
-from hilosync.compress.rate import Choice, Components, sides
-from hilosync.compress.symbols import escaped_places, fill_factors
+from hilosync.compress.rate import Choice, Components
+from hilosync.compress.symbols import escaped_places, fill_factors, gather
 from hilosync.compress.tables import CLASSES, Shape, grouping, groupings
 from hilosync.errors import MalformedPayload
 from hilosync.plan import AdapterPlan
@@ -29,7 +29,7 @@ _SHAPES: tuple[Shape, Shape] = ("gauss", "laplace")
 
 def _rank_symbols(plan: AdapterPlan) -> int:
     """Ranks that some block of the plan may have."""
-    return 1 + max(sides(block)[0] for block in plan.blocks)
+    return 1 + int(plan.sides[:, 0].max())
 
 
 def write_body(gradient: torch.Tensor | CorrectedGradient, choice: Choice) -> bytes:
@@ -39,14 +39,18 @@ def write_body(gradient: torch.Tensor | CorrectedGradient, choice: Choice) -> by
     writer.steps(parts.ranks, _rank_symbols(parts.plan))
     writer.uniform(parts.classes[leads] - CLASSES[0], len(CLASSES))
     writer.steps(-np.diff(parts.classes, prepend=0)[~leads], len(CLASSES))
-    entries = np.cumsum(parts.short_sides())
-    for class_, members in _stretches(parts.basis_classes()):
-        writer.grouped(_slices(choice.bases, entries, members), "basis", class_)
+    short = parts.short_sides()
+    entries = _stretches(parts.basis_classes(), short)
+    bases = _gathered(choice.bases, short, entries.order)
+    for class_, run in entries.runs:
+        writer.grouped(bases[run], "basis", class_)
 
     found = quantize_coefficients(gradient, choice)
     writer.uniform(found.laplacian, 2)
-    for shape, class_, members in _kinds(parts, found.laplacian):
-        writer.groups(_slices(found.symbols, found.ends, members), shape, class_)
+    places = _stretches(2 * parts.classes + found.laplacian, found.counts)
+    symbols = _gathered(found.symbols, found.counts, places.order)
+    for kind, run in places.runs:
+        writer.groups(symbols[run], _SHAPES[kind % 2], kind // 2)
     for c in sorted(found.escaped):
         writer.integers(found.escaped[c], _SHAPES[found.laplacian[c]], int(parts.classes[c]))
     return writer.finish()
@@ -59,9 +63,9 @@ def read_components(reader: SymbolReader, plan: AdapterPlan) -> Components:
         MalformedPayload: a block cannot have them.
     """
     ranks = reader.steps(len(plan.blocks), _rank_symbols(plan)).astype(np.int64)
-    for block, rank in zip(plan.blocks, ranks.tolist(), strict=True):
-        if rank > sides(block)[0]:
-            raise MalformedPayload(f"rank {rank} of {block.name} is beyond its {block.rows} × {block.columns}")
+    for index in np.flatnonzero(ranks > plan.sides[:, 0]).tolist():
+        block = plan.blocks[index]
+        raise MalformedPayload(f"rank {ranks[index]} of {block.name} is beyond its {block.rows} × {block.columns}")
     blocks = np.repeat(np.arange(len(ranks)), ranks)
     leads = np.diff(blocks, prepend=-1) > 0
     first = reader.uniform(int(leads.sum()), len(CLASSES))
@@ -83,15 +87,13 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
     """
     plan, counts = parts.plan, symbol_counts(parts)
     short = parts.short_sides()
-    bases, entries, end = np.empty(int(short.sum()), np.int32), np.empty(len(short), np.int64), 0
-    for class_, members in _stretches(parts.basis_classes()):
-        start, end = end, _append(end, short, members, entries)
-        bases[start:end] = reader.grouped(end - start, "basis", class_)
+    entries, bases = _stretches(parts.basis_classes(), short), np.empty(int(short.sum()), np.int32)
+    for class_, run in entries.runs:
+        bases[run] = reader.grouped(run.stop - run.start, "basis", class_)
     laplacian = reader.uniform(len(counts), 2)
-    symbols, starts, end = np.empty(int(counts.sum()), np.int16), np.empty(len(counts), np.int64), 0
-    for shape, class_, members in _kinds(parts, laplacian):
-        start, end = end, _append(end, counts, members, starts)
-        symbols[start:end] = reader.groups(end - start, shape, class_)
+    places, symbols = _stretches(2 * parts.classes + laplacian, counts), np.empty(int(counts.sum()), np.int16)
+    for kind, run in places.runs:
+        symbols[run] = reader.groups(run.stop - run.start, _SHAPES[kind % 2], kind // 2)
 
     exponents = parts.exponents()
     # A block's first component has its finest grid; powers of two are made from their exponents, exactly.
@@ -104,7 +106,19 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
     lefts, rights = np.empty(row_ends[-1], np.float32), np.empty(column_ends[-1], np.float32)
     escaped = np.empty(len(counts), np.int32)
     fill_factors(
-        symbols, starts, reaches, sizes, bases, entries, grids, parts.ranks, rows, columns, lefts, rights, escaped
+        symbols,
+        places.starts,
+        reaches,
+        sizes,
+        bases,
+        entries.starts,
+        grids,
+        parts.ranks,
+        rows,
+        columns,
+        lefts,
+        rights,
+        escaped,
     )
 
     scales = np.ones(len(plan.blocks))
@@ -122,12 +136,14 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
         )
     ]
 
-    blocks, places = parts.each(range(len(decoded))), parts.each(np.cumsum(parts.ranks) - parts.ranks)
+    blocks, firsts = parts.each(range(len(decoded))), parts.each(np.cumsum(parts.ranks) - parts.ranks)
     for c in np.flatnonzero(escaped).tolist():
         factors, class_ = decoded[blocks[c]], int(parts.classes[c])
         tall = factors.left.shape[0] > factors.right.shape[1]
-        row = (factors.left[:, c - places[c]] if tall else factors.right[c - places[c]]).numpy()
-        apart = escaped_places(symbols[starts[c] : starts[c] + counts[c]], grouping(class_).escape, sizes[c], len(row))
+        row = (factors.left[:, c - firsts[c]] if tall else factors.right[c - firsts[c]]).numpy()
+        apart = escaped_places(
+            symbols[places.starts[c] : places.starts[c] + counts[c]], grouping(class_).escape, sizes[c], len(row)
+        )
         row[apart] = reader.integers(len(apart), _SHAPES[laplacian[c]], class_)
     reader.finish()
 
@@ -139,29 +155,34 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
     return tuple(decoded)
 
 
-def _stretches(keys: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Distinct keys, ascending, each with the positions that have it, ascending."""
+@dataclass(frozen=True, slots=True)
+class _Stretches:
+    """How numbers of components are lined up so that those of one table follow each other.
+
+    Attributes:
+        order: of the components, int64.
+        starts: where the numbers of each component begin, int64.
+        runs: each table's key, ascending, and the extent of its numbers.
+    """
+
+    order: np.ndarray
+    starts: np.ndarray
+    runs: list[tuple[int, slice]]
+
+
+def _stretches(keys: np.ndarray, lengths: np.ndarray) -> _Stretches:
+    """From the key of each component's table, and how many numbers it has."""
     order = np.argsort(keys, kind="stable")
+    ends = np.cumsum(lengths[order])
+    starts = np.empty_like(ends)
+    starts[order] = ends - lengths[order]
     distinct, counts = np.unique(keys, return_counts=True)
-    for key, start, count in zip(distinct.tolist(), np.cumsum(counts) - counts, counts, strict=True):
-        yield key, order[start : start + count]
+    bounds = [0, *ends[np.cumsum(counts) - 1].tolist()]
+    return _Stretches(order, starts, [(key, slice(*bounds[i : i + 2])) for i, key in enumerate(distinct.tolist())])
 
 
-def _kinds(parts: Components, laplacian: np.ndarray) -> Iterator[tuple[Shape, int, np.ndarray]]:
-    """Classes and shapes that coefficients have, classes ascending, each with its components."""
-    for kind, members in _stretches(2 * parts.classes + laplacian):
-        yield _SHAPES[kind % 2], kind // 2, members
-
-
-def _append(end: int, lengths: np.ndarray, members: np.ndarray, starts: np.ndarray) -> int:
-    """Gives members their starts, one after another from `end` on; returns the new end."""
-    ends = end + np.cumsum(lengths[members])
-    starts[members] = ends - lengths[members]
-    return int(ends[-1])
-
-
-def _slices(values: np.ndarray, ends: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """What belongs to these members of a flat array, one after another, int32."""
-    bounds = np.concatenate([[0], ends])
-    starts, stops = bounds[members].tolist(), bounds[members + 1].tolist()
-    return np.concatenate([values[a:b] for a, b in zip(starts, stops, strict=True)], dtype=np.int32)
+def _gathered(values: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """What lies component after component, in this order of components, int32."""
+    out = np.empty(len(values), np.int32)
+    gather(values, np.cumsum(lengths) - lengths, lengths, order, out)
+    return out

@@ -38,7 +38,7 @@ from hilosync.plan import AdapterPlan
 
 __all__ = ["Spar", "reference_spar"]
 
-_USUAL_RANK = 8
+_USUAL_RANK = 12
 """Components to look for first; the usual budget, one rank of every block, seldom gives a block more."""
 
 

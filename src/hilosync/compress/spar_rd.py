@@ -26,6 +26,7 @@ in any order.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ _USUAL_RANK = 16
 """Components to look for first; the usual budget seldom gives a block more."""
 
 _GROW = 1.05
-"""Growth of Δ when a search that ended has found nothing that fits."""
+"""Growth of Δ when predictions find nothing that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +122,26 @@ class SparRD:
         search = _Search(plan, gradient)
         if not search.largest > 0:
             return _payload(0.0), state
-        correction, best, step = state, None, 0.0
+        correction, best = state, None
+        # The largest Δ that was too fine, and the smallest that fitted.
+        over, fits = 0.0, math.inf
         for _ in range(_TRIES):
-            previous, step = step, search.step(_TARGET * budget / correction)
-            if step == previous:
-                break
+            step = search.step(_TARGET * budget / correction)
+            if not over < step < fits:
+                # Bytes change in jumps, so that a prediction may miss the same way again.
+                step = float(np.float32(math.sqrt(over * fits) if fits < math.inf else _GROW * over))
+                if not over < step < min(fits, _STEPS[1]):
+                    break
             payload = _payload(step, write_body(gradient, search.rate.choose(step)))
             correction = len(payload) / search.bytes(step)
-            if len(payload) <= budget and (best is None or len(payload) > len(best)):
-                best = payload
-                if len(payload) >= _ENOUGH * budget or step == search.finest:
-                    break
+            if len(payload) > budget:
+                over = max(over, step)
+                continue
+            fits = min(fits, step)
+            best = payload if best is None or len(payload) > len(best) else best
+            if len(best) >= _ENOUGH * budget or step == search.finest:
+                break
+        step = over
         while best is None:
             step = float(np.float32(step * _GROW))
             if step > _STEPS[1]:

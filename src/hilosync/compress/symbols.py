@@ -15,7 +15,7 @@ import numpy as np
 
 from hilosync.arithmetic.compilation import kernel
 
-__all__ = ["escaped_places", "fill_factors", "group", "group_coefficients", "symbol_counts", "ungroup"]
+__all__ = ["escaped_places", "fill_factors", "gather", "group", "group_coefficients", "symbol_counts", "ungroup"]
 
 _ESCAPED = np.int32(1 << 20)
 """Added to a symbol by each of its integers that is out of reach; more than any symbol."""
@@ -193,6 +193,23 @@ def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, 
                 else:
                     left[j, i] = value
         first, row, column = first + k, row + rows[b] * k, column + k * columns[b]
+
+
+@kernel
+def gather(values, starts, lengths, order, out):
+    """Copies runs of a flat array, given by where they begin and their lengths, one after another in an order.
+
+    Args:
+        values: integers, flat.
+        starts, lengths: of each run, int64, shape (runs,).
+        order: of the runs, int64, shape (runs,).
+        out: int32, of the size of all runs.
+    """
+    end = 0
+    for run in order:
+        for j in range(lengths[run]):
+            out[end + j] = values[starts[run] + j]
+        end += lengths[run]
 
 
 def symbol_counts(n, sizes):

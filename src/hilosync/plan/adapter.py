@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from blake3 import blake3
 
@@ -77,6 +78,11 @@ class AdapterPlan:
         for block in self.blocks:
             offsets.append(offsets[-1] + block.size)
         return tuple(offsets)
+
+    @cached_property
+    def sides(self) -> np.ndarray:
+        """Short and long side of each block, int64, shape (blocks, 2)."""
+        return np.sort([(block.rows, block.columns) for block in self.blocks], axis=1)
 
     @property
     def size(self) -> int:
