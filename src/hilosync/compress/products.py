@@ -115,8 +115,9 @@ def _project_columns_by_tiles(P, G, E, factor, V):
         np.zeros((_ROWS, r), np.float32),
     )
     right[:, :k] = P.T
-    places = sums.ctypes.data, 4 * r, right.ctypes.data, 4 * width
     for start in range(0, n, _ROWS):
+        # Not before the loop: an array is freed after its last use, and to use its address is none.
+        places = sums.ctypes.data, 4 * r, right.ctypes.data, 4 * width
         count = min(_ROWS, n - start)
         _add(
             G[start : start + count].reshape(-1), E[start : start + count].reshape(-1), factor, sums[:count].reshape(-1)

@@ -189,10 +189,10 @@ def _replace_by_product(G, E, scalars, left, right, product, energies):
     strip = min(right.shape[1], len(product) // _TOGETHER)
     height = len(product) // strip
     one = np.ones(1, np.float32)
-    weight = one.ctypes.data
     squares, kept = 0.0, 0.0
     for i in range(0, rows, height):
-        count = min(height, rows - i)
+        # Not before the loop: an array is freed after its last use, and to use its address is none.
+        count, weight = min(height, rows - i), one.ctypes.data
         for j in range(0, columns, strip):
             width = min(strip, right.shape[1] - j)
             multiply(weights + 4 * k * i, 4 * k, others + 4 * j, right_row, count, k, width, made, 4 * strip)

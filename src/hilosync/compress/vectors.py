@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 __all__ = [
     "FLOAT",
@@ -24,7 +22,6 @@ __all__ = [
     "mask",
     "pointer",
     "store",
-    "transpose",
 ]
 
 FREE_ORDER = ("reassoc", "contract", "nsz")
@@ -34,8 +31,6 @@ LANES = 8
 
 FLOAT, WORD, INDEX = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 VECTOR = ir.VectorType(FLOAT, LANES)
-
-_intrinsic: Any = intrinsic
 
 
 def pointer(build: Any, base: Any, offset: Any, type_: Any) -> Any:
@@ -64,24 +59,3 @@ def everywhere(build: Any, value: Any) -> Any:
 def mask(lanes: Sequence[int]) -> ir.Constant:
     """Which lanes a shuffle takes."""
     return ir.Constant(ir.VectorType(INDEX, len(lanes)), lanes)
-
-
-@_intrinsic
-def transpose(context: Any, source: Any, source_row: Any, out: Any, out_row: Any) -> Any:
-    """out[j, i] ← source[i, j] for 8 rows and columns, by Eklundh's exchange of halves, quarters, eighths."""
-
-    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
-        source, source_row, out, out_row = arguments
-        rows = [load(build, source, build.mul(source_row, WORD(i))) for i in range(LANES)]
-        for half in (4, 2, 1):
-            low = mask([j + LANES - half if j & half else j for j in range(LANES)])
-            high = mask([j + LANES if j & half else j + half for j in range(LANES)])
-            for i in range(LANES):
-                if not i & half:
-                    pair = rows[i], rows[i + half]
-                    rows[i], rows[i + half] = (build.shuffle_vector(*pair, lanes) for lanes in (low, high))
-        for i, row in enumerate(rows):
-            store(build, row, out, build.mul(out_row, WORD(i)))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), generate

@@ -131,14 +131,14 @@ def wide_grams(G, E, factor, offsets, columns, starts, out):
     sums, K = np.empty(_SPAN, np.float32), np.zeros((widest + _MARGIN, widest + _MARGIN), np.float32)
     spans = np.zeros((2, widest + _MARGIN, _SPAN // 2), np.int32)
     units = np.zeros((2, widest + _MARGIN), np.float32)
-    # Taken once: to ask an array for its address counts a reference, which takes as long as a tile.
-    gradient, residual, result, stride = G.ctypes.data, E.ctypes.data, K.ctypes.data, 4 * K.shape[1]
-    addresses = gradient, residual, sums.ctypes.data
-    words, unit = (spans[0].ctypes.data, spans[1].ctypes.data), (units[0].ctypes.data, units[1].ctypes.data)
-
     # The unit of the row above, or of the same row's last span, is likely to suit.
     b, r, n, start, now, guess = -1, 0, 0, 0, 0, np.float32(0)
     while b < count:
+        # Once a span: to ask an array for its address takes as long as a tile. Not before the loop: an array is freed
+        # after its last use, and to use its address is none.
+        gradient, residual, result, stride = G.ctypes.data, E.ctypes.data, K.ctypes.data, 4 * K.shape[1]
+        addresses = gradient, residual, sums.ctypes.data
+        words, unit = (spans[0].ctypes.data, spans[1].ctypes.data), (units[0].ctypes.data, units[1].ctypes.data)
         # A span beyond the last column belongs to the next wide block.
         next_b, ahead = b, start + _SPAN
         if ahead >= n:
