@@ -11,7 +11,7 @@ from hilosync.arithmetic.gradient import DenseBlock
 from hilosync.compress import correct, encode_corrected, get_compressor, retain
 from hilosync.compress.factors import encode_factors
 from hilosync.compress.payload import Kind
-from hilosync.errors import BudgetTooSmall, ConfigurationError, HiLoError, MalformedPayload, NonFinite
+from hilosync.errors import BudgetTooSmall, ConfigurationError, HiLoError, MalformedPayload, NonFinite, PlanError
 from hilosync.plan import AdapterPlan, Block
 
 NAMES = ["dense", "powersgd", "spar", "spar_rd", "topk", "warmup"]
@@ -257,3 +257,28 @@ def test_a_warm_up_before_something_else_than_a_compressor_is_refused_in_one_lin
     with pytest.raises(ConfigurationError) as caught:
         get_compressor("warmup", settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gradient_that_is_no_flat_fp32_buffer_of_the_plan_is_refused(name, plan, gradient):
+    compressor = build(name)
+    state, budget = compressor.init(plan), budget_for(compressor, plan)
+    strange = [gradient.double(), gradient.half(), gradient[:-1], torch.cat([gradient, gradient]), gradient[None]]
+    for other in strange:
+        with pytest.raises(PlanError, match=f"flat fp32 gradient of the plan's {plan.size} elements, got"):
+            compressor.encode(plan, state, other, budget)
+        with pytest.raises(PlanError, match="flat fp32 gradient"):
+            correct(plan, other, torch.zeros(plan.size))
+    with pytest.raises(PlanError, match="flat fp32 residual"):
+        correct(plan, gradient, torch.zeros(plan.size + 1))
+    with pytest.raises(PlanError, match="contiguous residual"):
+        correct(plan, gradient, torch.zeros(plan.size, 2)[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_strided_gradient_is_encoded_as_its_copy(name, plan, gradient):
+    compressor = build(name)
+    budget = budget_for(compressor, plan)
+    strided = torch.stack([gradient, -gradient], 1)[:, 0]
+    payloads = [compressor.encode(plan, compressor.init(plan), g, budget)[0] for g in (gradient, strided)]
+    assert payloads[0] == payloads[1]

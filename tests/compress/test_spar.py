@@ -12,6 +12,7 @@ from hilosync.arithmetic.gradient import LowRankBlock
 from hilosync.compress.allocate import allocate_ranks, reference_ranks
 from hilosync.compress.spar import Spar, reference_spar
 from hilosync.compress.spectra import (
+    Grams,
     completed,
     gram_matrices,
     leading_spectra,
@@ -119,3 +120,14 @@ def test_blocks_whose_short_side_needs_two_bytes_keep_their_rank():
     spar = Spar()
     payload, _ = spar.encode(plan, None, gradient, 10**9)
     assert ranks_of(spar.decode(plan, payload)) == [300]
+
+
+def test_a_spectrum_of_a_few_rounded_numbers_is_finite():
+    """LAPACK's fp32 `eigh` gives NaN for this K, and not for K divided by its trace."""
+    K, signs, at = torch.zeros(16, 16), torch.tensor([-1.0, 1, -1, -1, 1]), torch.tensor([6, 8, 9, 12, 14])
+    K[1, 1] = 1.818098414181679e18
+    K[1, at] = K[at, 1] = signs * 9.0248e11
+    K[at[:, None], at] = signs[:, None] * signs * 2**28
+    (spectrum,) = completed(Grams([K], np.zeros(1, np.int64)), [None], [0])
+    assert np.isfinite(spectrum.energies).all() and torch.isfinite(spectrum.basis).all()
+    assert spectrum.energies[0] == pytest.approx(1.818098414181679e18)

@@ -145,3 +145,24 @@ def test_scalars_of_another_number_of_groups_are_refused():
     state = init_state(PLAN, optimizer, torch.zeros(PLAN.size))
     with pytest.raises(ConfigurationError, match="2 param groups, got 3"):
         optimizer.step(PLAN, state, gradients(0, 1)[0], optimizer.scalars(1))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
+def test_strides_of_a_gradient_change_no_bits(optimizer):
+    plan = AdapterPlan((Block("one", 64, 33), Block("two", 33, 64), Block("dense", 8, 40, group=1)))
+    U, V, W = torch.randn(64, 5), torch.randn(5, 64), torch.randn(40, 8)
+    strided = (
+        LowRankBlock(U[:, 1:2], torch.randn(33, 4)[:, :1].T),
+        LowRankBlock(torch.ones(1, 1).expand(33, 2), V[::2][:2]),
+        DenseBlock(W.T),
+    )
+    copied = tuple(
+        DenseBlock(part.values.contiguous())
+        if isinstance(part, DenseBlock)
+        else LowRankBlock(part.left.contiguous(), part.right.contiguous(), part.scale)
+        for part in strided
+    )
+    states = [init_state(plan, optimizer, torch.zeros(plan.size)) for _ in range(2)]
+    for state, gradient in zip(states, (strided, copied), strict=True):
+        optimizer.step(plan, state, gradient, optimizer.scalars(1))
+    assert all(torch.equal(a, b) for a, b in zip(*(state.buffers() for state in states), strict=True))

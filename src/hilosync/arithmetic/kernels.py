@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numba.extending import overload
+from torch import Tensor
 
 from hilosync.arithmetic.compilation import INLINED, inlined, kernel
 from hilosync.arithmetic.gradient import DenseBlock, LowRankBlock
@@ -52,11 +53,14 @@ def gradient_arguments(part: LowRankBlock | DenseBlock) -> tuple[Any, ...]:
     would not hold what a loop for one component needs.
     """
     if isinstance(part, DenseBlock):
-        return (part.values.numpy().reshape(-1),)
-    left, right, scale = part.left.numpy(), part.right.numpy(), np.float32(part.scale)
-    factors = (left.reshape(-1), right.reshape(-1), scale)
-    rank = left.shape[1]
+        return (_flat(part.values),)
+    rank, factors = part.left.shape[1], (_flat(part.left), _flat(part.right), np.float32(part.scale))
     return factors if rank == 1 else (*factors, rank)
+
+
+def _flat(tensor: Tensor) -> np.ndarray:
+    """In C order whatever its strides: kernels take no notice of those."""
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1)
 
 
 @inlined

@@ -25,7 +25,7 @@ from hilosync.bench.shapes import adapter_plan
 from hilosync.compress import Compressor, budget_bytes, correct, encode_corrected, get_compressor, retain
 from hilosync.compress.entropy import SymbolReader
 from hilosync.compress.spectra import spectra
-from hilosync.errors import BudgetTooSmall
+from hilosync.errors import BudgetTooSmall, ConfigurationError
 from hilosync.plan import AdapterPlan
 
 __all__ = ["BUDGETS", "COMPRESSORS", "run_codec", "shannon_bits", "synthetic_gradient"]
@@ -56,6 +56,9 @@ def run_codec(
         budgets: as `budget_bytes` reads them; one that is too small for a compressor gives no row.
         steps: captured gradients at most.
         progress: called with a line per row.
+
+    Raises:
+        ConfigurationError: no compressor can meet any budget.
 
     Returns:
         Rows of `compressor, source, budget, bytes` (median payload), `ratio` (of the bf16 adapter's
@@ -94,6 +97,11 @@ def run_codec(
             gradient = synthetic_gradient(plan, noise)
             # The same gradient again, so that encoders with a state are measured with a warm one.
             measure(plan, source, [gradient] * 5, feedback=False)
+    if not rows:
+        raise ConfigurationError(
+            f"expected a budget that some compressor can meet, got {', '.join(budgets)} for {', '.join(compressors)}: "
+            "raise the budget"
+        )
     return rows
 
 

@@ -24,7 +24,7 @@ from hilosync.arithmetic import kernels
 from hilosync.arithmetic.digest import next_digest
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
 from hilosync.bench.shapes import adapter_plan
-from hilosync.errors import UnknownName
+from hilosync.errors import ConfigurationError, UnknownName
 from hilosync.optim import PolicyState, adamw, get_optimizer, init_state, lion, sgdm
 from hilosync.optim.elementwise import replay
 from hilosync.plan import AdapterPlan
@@ -75,9 +75,14 @@ def run_replay(
 
     Raises:
         UnknownName: there is no such model or optimizer.
+        ConfigurationError: a block has no so many ranks.
     """
     if optimizer not in OPTIMIZERS:
         raise UnknownName("optimizer", optimizer, OPTIMIZERS)
+    if ranks_per_block > rank:
+        raise ConfigurationError(
+            f"expected at most {rank} ranks per block, those of LoRA rank {rank}, got {ranks_per_block}"
+        )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

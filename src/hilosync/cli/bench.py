@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,17 @@ from hilosync.cli.numbers import Number
 __all__ = ["codec", "command", "learning", "network", "recovery", "replay"]
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_threads_option = click.option(
+    "--threads",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, os.cpu_count() or 1),
+    help="CPU threads, no more than this machine has processors.",
+)
+
+
+_WIDTH = 240
+"""Columns of tables that go to a file or a pipe."""
 
 
 @click.group("bench")
@@ -27,7 +40,8 @@ def _progress(message: str) -> None:
 
 
 def _finish(result: dict[str, Any], as_json: bool, *tables: Table) -> None:
-    console = Console(stderr=True)
+    # Where nobody looks, no width cuts a table.
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
     for table in tables:
         console.print(table)
     if as_json:
@@ -47,7 +61,7 @@ def _table(title: str, headings: list[str], rows: list[list[str]]) -> Table:
 @click.option("--model", default="qwen3-1.7b", show_default=True, help="Whose shapes.")
 @click.option("--rank", default=64, show_default=True, type=click.IntRange(1), help="LoRA rank.")
 @click.option("--optimizer", default="adamw", show_default=True, help="Registered optimizer.")
-@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="CPU threads.")
+@_threads_option
 @click.option("--ranks-per-block", default=1, show_default=True, type=click.IntRange(1), help="Rank of every Ĝ block.")
 @click.option("--repeats", default=9, show_default=True, type=click.IntRange(1), help="Timed rounds.")
 @_JSON
@@ -56,8 +70,13 @@ def replay(model: str, rank: int, optimizer: str, threads: int, ranks_per_block:
     from hilosync.bench.replay import run_replay
 
     result = run_replay(model, rank, optimizer, threads, ranks_per_block, repeats, _progress)
-    rows = [[key, f"{value:,.3f}" if isinstance(value, float) else str(value)] for key, value in result.items()]
-    _finish(result, as_json, _table("replay", ["figure", "value"], rows))
+    rows = [
+        [key, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)]
+        for key, value in result.items()
+        if value is not None
+    ]
+    title = "replay: times are medians over rounds, ratios medians of the ratios within a round"
+    _finish(result, as_json, _table(title, ["figure", "value"], rows))
 
 
 @command.command("learning")
@@ -130,7 +149,7 @@ def _with_error(row: dict[str, Any], metric: str, version: int, sign: str = "") 
 @click.option("--compressors", help="Registered names, separated by commas; by default all that ship with HiLo.")
 @click.option("--budgets", help="Budgets, separated by commas; by default 0.2% to 3.2% of the adapter.")
 @click.option("--steps", default=40, show_default=True, type=click.IntRange(1), help="Captured gradients at most.")
-@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="CPU threads.")
+@_threads_option
 @click.option("--out", default="runs/codec.png", show_default=True, type=click.Path(path_type=Path), help="Picture.")
 @_JSON
 def codec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import click
@@ -126,7 +127,8 @@ def _record(opened: Log, run: Run, version: int, by_block: bool = False) -> dict
 
 
 def _show(result: dict[str, Any], run: Run) -> None:
-    console = Console()
+    # Where nobody looks, no width cuts a table.
+    console = Console(width=None if sys.stdout.isatty() else 240)
     rows = result.get("records", [result])
     if "records" in result:
         for key in ("log", "run", "created_by", "base_model", "optimizer", "compressor", "seed", "versions"):

@@ -27,7 +27,7 @@ class CorrectedGradient:
     Attributes:
         gradient: G, fp32, C order.
         residual: E, of the same shape.
-        factor: c, an fp32 value.
+        factor: c, an fp32 value; 0 where there is no G beside E.
     """
 
     gradient: torch.Tensor
@@ -37,7 +37,10 @@ class CorrectedGradient:
     @classmethod
     def of(cls, gradient: torch.Tensor | CorrectedGradient) -> CorrectedGradient:
         """A tensor as the sum of itself and nothing."""
-        return gradient if isinstance(gradient, CorrectedGradient) else cls(gradient, gradient, 0.0)
+        if isinstance(gradient, CorrectedGradient):
+            return gradient
+        gradient = gradient.contiguous()
+        return cls(gradient, gradient, 0.0)
 
     def block(self, plan: AdapterPlan, index: int) -> CorrectedGradient:
         """That of one block, as views."""

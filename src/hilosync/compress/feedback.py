@@ -25,9 +25,10 @@ import torch
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
 from hilosync.compress.blocks import each_block, each_part
 from hilosync.compress.corrected import CorrectedGradient
-from hilosync.compress.finite import largest_magnitude
+from hilosync.compress.finite import largest_magnitude, require_flat
 from hilosync.compress.products import energy
 from hilosync.compress.residual import replace_residual
+from hilosync.errors import PlanError
 from hilosync.plan import AdapterPlan
 
 __all__ = ["correct", "default_decay", "project_out", "reference_residual", "retain"]
@@ -60,8 +61,13 @@ def correct(
             so a step's gradient is bounded and what was left out earlier is not.
 
     Raises:
+        PlanError: G or E is not a flat fp32 buffer of the plan's size, or E is not contiguous.
         NonFinite: G is to be clipped and holds NaN, Inf or a value beyond 2^120; names the tensor.
     """
+    require_flat(plan, gradient)
+    require_flat(plan, residual, "residual")
+    if not residual.is_contiguous():
+        raise PlanError("expected a contiguous residual, since it is changed in place; give residual.contiguous()")
     gradient = gradient.contiguous()
     if clip is None:
         return CorrectedGradient(gradient, residual)
@@ -74,7 +80,8 @@ def correct(
 
     energies = each_block(checked, range(len(plan.blocks)), plan.views(gradient))
     factor = min(1.0, clip / math.sqrt(sum(energies)) if any(energies) else 1.0)
-    return CorrectedGradient(gradient, residual, float(np.float32(factor)))
+    # A factor of 0 would say that there is no gradient.
+    return CorrectedGradient(gradient, residual, float(max(np.float32(factor), np.finfo(np.float32).tiny)))
 
 
 def retain(

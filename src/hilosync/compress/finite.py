@@ -5,10 +5,17 @@ from __future__ import annotations
 import torch
 
 from hilosync.arithmetic.gradient import LowRankBlock
-from hilosync.errors import MalformedPayload, NonFinite
+from hilosync.errors import MalformedPayload, NonFinite, PlanError
 from hilosync.plan import AdapterPlan, Block
 
-__all__ = ["LARGEST", "LARGEST_PRODUCT", "largest_magnitude", "require_finite", "require_finite_product"]
+__all__ = [
+    "LARGEST",
+    "LARGEST_PRODUCT",
+    "largest_magnitude",
+    "require_finite",
+    "require_finite_product",
+    "require_flat",
+]
 
 LARGEST = 2.0**120
 """Largest magnitude of a gradient's element: products with a basis of any rank stay finite in fp32 and bf16."""
@@ -34,12 +41,27 @@ def largest_magnitude(block: Block, matrix: torch.Tensor, subject: str = "the gr
     return magnitude
 
 
+def require_flat(plan: AdapterPlan, buffer: torch.Tensor, subject: str = "gradient") -> None:
+    """Checks that a buffer is what kernels take it for.
+
+    Raises:
+        PlanError: it is not flat, of the plan's size and fp32; says what came.
+    """
+    if buffer.shape != (plan.size,) or buffer.dtype != torch.float32:
+        raise PlanError(
+            f"expected a flat fp32 {subject} of the plan's {plan.size} elements, got shape {tuple(buffer.shape)} of "
+            f"{str(buffer.dtype).removeprefix('torch.')}; flatten every tensor, join them in plan order, and convert"
+        )
+
+
 def require_finite(plan: AdapterPlan, gradient: torch.Tensor) -> None:
     """Checks every block of a flat gradient.
 
     Raises:
+        PlanError: it is not a flat fp32 gradient of the plan's size.
         NonFinite: a block holds NaN, Inf, or a value beyond `LARGEST`; names the first such tensor.
     """
+    require_flat(plan, gradient)
     for block, matrix in zip(plan.blocks, plan.views(gradient), strict=True):
         largest_magnitude(block, matrix)
 

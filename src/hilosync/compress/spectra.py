@@ -21,6 +21,7 @@ import torch
 
 from hilosync.compress.blocks import each_part
 from hilosync.compress.corrected import CorrectedGradient, require_finite_sum
+from hilosync.compress.finite import require_flat
 from hilosync.compress.gram import gram
 from hilosync.compress.leading import leading_eigenvectors, reference_leading_eigenvectors
 from hilosync.plan import AdapterPlan, Block
@@ -79,9 +80,11 @@ def gram_matrices(plan: AdapterPlan, gradient: torch.Tensor | CorrectedGradient)
         gradient: flat, fp32, shape (plan.size,), on any device.
 
     Raises:
+        PlanError: the gradient is not a flat fp32 one of the plan's size.
         NonFinite: a block holds NaN, Inf or a value beyond 2^120; names the tensor.
     """
     corrected = CorrectedGradient.of(gradient)
+    require_flat(plan, corrected.gradient)
     matrices, energies = _unscaled(plan, corrected)
     exponents = np.zeros(len(matrices), dtype=np.int64)
     for index in np.flatnonzero(~((energies >= _SAFE_ENERGY[0]) & (energies <= _SAFE_ENERGY[1]))).tolist():
@@ -132,8 +135,10 @@ def _start(short: int, count: int) -> torch.Tensor:
 
 def _eigenvectors(K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """All eigenvalues of a batch, descending, and the eigenvectors as rows."""
-    ascending, columns = torch.linalg.eigh(K)
-    return ascending.flip(-1), columns.flip(-1).mT
+    # LAPACK's fp32 routine gives NaN for some finite matrices far from a trace of 1.
+    traces = K.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=_SAFE_ENERGY[0])[:, None]
+    ascending, columns = torch.linalg.eigh(K / traces[..., None])
+    return (ascending * traces).flip(-1), columns.flip(-1).mT
 
 
 def _decomposed(
