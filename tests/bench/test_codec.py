@@ -9,6 +9,7 @@ import torch
 from hilosync.bench.capture import capture_to
 from hilosync.bench.codec import run_codec, shannon_bits, synthetic_gradient
 from hilosync.bench.powersgd import PowerSGDHook
+from hilosync.errors import ConfigurationError
 from hilosync.plan import AdapterPlan, Block
 
 PLAN = AdapterPlan(tuple(Block(f"w{i}", 16, 96) for i in range(6)) + tuple(Block(f"x{i}", 48, 16) for i in range(6)))
@@ -61,3 +62,9 @@ def test_the_hook_s_arithmetic_finds_the_leading_component_and_keeps_the_rest():
     # With error feedback the mean of what is sent approaches the gradient.
     assert (received / 30 - gradient).norm() < 0.25 * gradient.norm()
     assert all(torch.linalg.matrix_rank(view) <= 1 for view in PLAN.views(bucket))
+
+
+def test_budgets_that_no_compressor_can_meet_are_one_error(tmp_path):
+    capture_to(tmp_path / "capture", PLAN)(1, synthetic_gradient(PLAN))
+    with pytest.raises(ConfigurationError, match="expected a budget that some compressor can meet, got 10 for spar:"):
+        run_codec(tmp_path / "capture", None, compressors=["spar"], budgets=["10"])

@@ -1,7 +1,7 @@
 import pytest
 
 from hilosync.bench import replay
-from hilosync.errors import UnknownName
+from hilosync.errors import ConfigurationError, UnknownName
 from hilosync.plan import AdapterPlan, Block
 
 KEYS = {
@@ -51,3 +51,8 @@ def test_muon_of_torch_is_timed_on_one_layer_of_equal_layers(monkeypatch):
 def test_an_unknown_optimizer_is_named():
     with pytest.raises(UnknownName, match="adamw"):
         replay.run_replay(optimizer="adagrad")
+
+
+def test_more_ranks_than_the_adapter_has_are_refused():
+    with pytest.raises(ConfigurationError, match="at most 64 ranks per block of LoRA rank 64, got 65"):
+        replay.run_replay(ranks_per_block=65)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hilosync.compress.base import Compressor
-from hilosync.compress.finite import largest_magnitude
+from hilosync.compress.finite import largest_magnitude, require_flat
 from hilosync.plan import AdapterPlan, Block
 
 __all__ = ["CorrectedGradient", "encode_corrected", "require_finite_sum"]
@@ -69,12 +69,14 @@ def encode_corrected(
     """What `compressor.encode` returns for G', which is stored only for a compressor that does not take sums.
 
     Raises:
+        PlanError: G is not a flat fp32 gradient of the plan's size.
         NonFinite: G or G' holds NaN, Inf or a value beyond 2^120; names the tensor.
         BudgetTooSmall: `budget` is below the compressor's smallest payload.
     """
     # Of the class: what wraps a compressor and forwards its attributes has an `encode` of its own.
     if getattr(type(compressor), "takes_sums", False):
         return compressor.encode(plan, state, corrected, budget)  # type: ignore[arg-type]
+    require_flat(plan, corrected.gradient)
     stored = corrected.stored()
     for block, part, view in zip(plan.blocks, corrected.blocks(plan), plan.views(stored), strict=True):
         require_finite_sum(block, part, view)
