@@ -54,5 +54,5 @@ def test_an_unknown_optimizer_is_named():
 
 
 def test_more_ranks_than_the_adapter_has_are_refused():
-    with pytest.raises(ConfigurationError, match="at most 64 ranks per block of LoRA rank 64, got 65"):
+    with pytest.raises(ConfigurationError, match="at most 64 ranks per block, those of LoRA rank 64, got 65"):
         replay.run_replay(ranks_per_block=65)
