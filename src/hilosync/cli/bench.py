@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hilosync.cli.numbers import Number
+from hilosync.cli.tables import table_console
 
 __all__ = ["codec", "command", "learning", "network", "recovery", "replay"]
 
@@ -26,10 +25,6 @@ _threads_option = click.option(
 )
 
 
-_WIDTH = 240
-"""Columns of tables that go to a file or a pipe."""
-
-
 @click.group("bench")
 def command() -> None:
     """Measure. Progress and tables go to standard error, one JSON object to standard output with --json."""
@@ -40,8 +35,7 @@ def _progress(message: str) -> None:
 
 
 def _finish(result: dict[str, Any], as_json: bool, *tables: Table) -> None:
-    # Where nobody looks, no width cuts a table.
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
+    console = table_console(stderr=True)
     for table in tables:
         console.print(table)
     if as_json:

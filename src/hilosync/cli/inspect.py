@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hilosync.cli.extent import Extent, extent_of
+from hilosync.cli.tables import table_console
 from hilosync.errors import ConfigurationError, LogNotFound, MalformedRecord, WireError
 from hilosync.log import Log
 from hilosync.protocol import Run
@@ -127,8 +126,7 @@ def _record(opened: Log, run: Run, version: int, by_block: bool = False) -> dict
 
 
 def _show(result: dict[str, Any], run: Run) -> None:
-    # Where nobody looks, no width cuts a table.
-    console = Console(width=None if sys.stdout.isatty() else 240)
+    console = table_console(stderr=False)
     rows = result.get("records", [result])
     if "records" in result:
         for key in ("log", "run", "created_by", "base_model", "optimizer", "compressor", "seed", "versions"):

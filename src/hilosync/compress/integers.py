@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from hilosync.arithmetic.compilation import helper
 from hilosync.compress.vectors import FLOAT, FREE_ORDER, INDEX, LANES, WORD, everywhere, load, mask, store
 
 __all__ = ["PAIRS", "WORDS", "fetch", "products", "round_run", "same"]
@@ -33,7 +33,6 @@ PAIRS = ir.VectorType(ir.IntType(16), 2 * LANES)
 _PRODUCTS = ir.VectorType(INDEX, 2 * LANES)
 
 _intrinsic: Any = intrinsic
-_jit: Any = numba.njit(error_model="numpy", nogil=True)
 
 
 def same(value: int) -> ir.Constant:
@@ -95,7 +94,7 @@ def _round(context: Any, gradient: Any, residual: Any, half: Any, factor: Any, u
     return types.int32(*[types.int64] * 3, types.float32, types.float32, types.int64), generate
 
 
-@_jit
+@helper
 def _finest(largest):
     """The smallest unit for a run whose largest magnitude has these bits.
 
@@ -109,7 +108,7 @@ def _finest(largest):
     return np.float32(2.0 ** (exponent - _BITS)) if exponent <= _LARGEST_EXPONENT else np.float32(np.inf)
 
 
-@_jit
+@helper
 def round_run(gradient, residual, half, factor, unit, out):
     """out ← both halves of a run of residual + factor·gradient as integers; returns their unit, a power of two.
 

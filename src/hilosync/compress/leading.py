@@ -15,7 +15,7 @@ import torch
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hilosync.arithmetic.compilation import kernel
+from hilosync.arithmetic.compilation import helper, kernel
 from hilosync.compress.tiles import WIDTH, multiply
 from hilosync.compress.vectors import FREE_ORDER, LANES, WORD, load, store
 
@@ -39,7 +39,6 @@ _PASSES = 4
 
 _intrinsic: Any = intrinsic
 _fast: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
-_jit: Any = numba.njit(error_model="numpy", nogil=True)
 
 
 @_fast
@@ -62,7 +61,7 @@ def _scale(factor, out):
         out[j] *= factor
 
 
-@_jit
+@helper
 def _orthonormalize(rows):
     """Orthonormal rows that span the same, the first ones first; zeros for rows that depend on others."""
     for c in range(len(rows)):
@@ -114,7 +113,7 @@ def _rotate(context: Any, first: Any, second: Any, step: Any, count: Any, cosine
     return types.void(*[types.int64] * 6), generate
 
 
-@_jit
+@helper
 def _diagonalize(H, turns, c, s):
     """Jacobi's rotations of all lanes' H (m×m×lanes): H becomes diagonal, rows of `turns` its eigenvectors."""
     m = len(H)

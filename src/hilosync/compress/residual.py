@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hilosync.arithmetic.compilation import kernel
+from hilosync.arithmetic.compilation import helper, kernel
 from hilosync.compress.integers import fetch
 from hilosync.compress.tiles import WIDTH, multiply
 from hilosync.compress.vectors import FLOAT, INDEX, LANES, VECTOR, WORD, everywhere, load, pointer, store
@@ -41,7 +41,6 @@ _AHEAD = 8192
 _CONTRACT = ("contract",)
 
 _intrinsic: Any = intrinsic
-_helper: Any = numba.njit(error_model="numpy", nogil=True)
 _in_order: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"contract"})
 
 
@@ -134,7 +133,7 @@ def _replace_rest(G, E, first, scalars, left, right, energies):
         E[j] = total
 
 
-@_helper
+@helper
 def _replace_by_few(G, E, scalars, left, right, energies):
     """Replaces a block and returns both energies."""
     rows, columns = G.shape
@@ -162,7 +161,7 @@ def _replace_by_few(G, E, scalars, left, right, energies):
     return squares, kept
 
 
-@_helper
+@helper
 def _padded(right, memory):
     """The same with zeros as further columns, up to a multiple of `WIDTH`."""
     k, columns = right.shape
@@ -173,7 +172,7 @@ def _padded(right, memory):
     return out
 
 
-@_helper
+@helper
 def _replace_by_product(G, E, scalars, left, right, product, energies):
     """The same for any number of components; `right` has zeros in further columns, up to a multiple of `WIDTH`."""
     rows, columns = G.shape

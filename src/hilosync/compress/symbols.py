@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from hilosync.arithmetic.compilation import kernel
+from hilosync.arithmetic.compilation import helper, kernel
 
 __all__ = ["escaped_places", "fill_factors", "gather", "group", "group_coefficients", "symbol_counts", "ungroup"]
 
@@ -26,7 +26,6 @@ _RECIPROCAL_BITS = np.int32(20)
 _LINE = 16
 """Numbers of 32 bits in a line of the cache."""
 
-_helper: Any = numba.njit(error_model="numpy", nogil=True)
 _sums: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
 
 
@@ -46,7 +45,7 @@ def _round_plane(values, offset, reach, weight, symbols):
     return magnitudes, squares
 
 
-@_helper
+@helper
 def _group_plane(values, reach, weight, symbols):
     widest = np.uint32(2 * reach)
     for j in range(len(values)):
@@ -55,13 +54,13 @@ def _group_plane(values, reach, weight, symbols):
         symbols[j] = np.int32(symbols[j] + part)
 
 
-@_helper
+@helper
 def _pad(symbols, reach, weight):
     for j in range(len(symbols)):
         symbols[j] += reach * weight
 
 
-@_helper
+@helper
 def _finish(sums, escape, symbols):
     """Writes symbols, all marked ones as the escape; returns how many are."""
     escaped = np.int32(0)
@@ -119,7 +118,7 @@ def group(values, reach, size, symbols):
     return _finish(symbols, weight, symbols)
 
 
-@_helper
+@helper
 def _split(symbols, reach, size, rests, out):
     """Takes symbols apart into n numbers; returns how many are escaped."""
     n, count, width = len(out), len(symbols), np.int32(2 * reach + 1)

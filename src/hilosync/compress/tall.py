@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from hilosync.arithmetic.compilation import helper
 from hilosync.compress.integers import PAIRS, fetch, products, round_run, same
 from hilosync.compress.vectors import FREE_ORDER, INDEX, LANES, VECTOR, WORD, everywhere, load, pointer, store
 
@@ -28,7 +28,6 @@ _RUN, _LINE = 2048, 64
 """Bytes that a tile fetches, and of a line of cache, which is fetched at once."""
 
 _intrinsic: Any = intrinsic
-_jit: Any = numba.njit(error_model="numpy", nogil=True)
 
 
 def _tile(rows: int, columns: int) -> Any:
@@ -74,7 +73,7 @@ def _tile(rows: int, columns: int) -> Any:
 _flat, _square = _tile(_ROWS, _COLUMNS), _tile(8, 8)
 
 
-@_jit
+@helper
 def _round_panel(G, E, factor, start, width, unit, sums, panel):
     """panel ← rows of E + factor·G from `start` on as integers, zeros beyond the last; returns their unit."""
     r, length = G.shape[1], min(2 * _HALF, len(G) - start)
@@ -88,7 +87,7 @@ def _round_panel(G, E, factor, start, width, unit, sums, panel):
     return round_run(sums.ctypes.data, sums.ctypes.data, _HALF * width, np.float32(0), unit, panel.ctypes.data)
 
 
-@_jit
+@helper
 def _update(panel, width, scale, K, gradient, residual, bytes_ahead):
     """Adds scale·panelᵀ·panel to the tiles of K that meet its upper triangle, and fetches the next panel."""
     tile, row = 0, 4 * width
@@ -102,7 +101,7 @@ def _update(panel, width, scale, K, gradient, residual, bytes_ahead):
         _square(K + last * row + 4 * last, row, panel + 4 * last, panel + 4 * last, row, scale, gradient)
 
 
-@_jit
+@helper
 def _gram(G, E, factor, out, unit, sums, panel, K):
     """Returns the unit of the last panel, which is likely to suit the next block."""
     n, r = G.shape
@@ -123,7 +122,7 @@ def _gram(G, E, factor, out, unit, sums, panel, K):
     return unit
 
 
-@_jit
+@helper
 def tall_grams(G, E, factor, offsets, columns, starts, out):
     """MᵀM of the tall blocks among these; arguments are those of `gram`."""
     widest = 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from hilosync.arithmetic.compilation import helper
 from hilosync.compress.vectors import FLOAT, FREE_ORDER, LANES, VECTOR, WORD, everywhere, load, pointer, store
 
 __all__ = ["TILE_COLUMNS", "TILE_ROWS", "WIDTH", "multiply", "multiply_tiles"]
@@ -20,7 +20,6 @@ TILE_ROWS, TILE_COLUMNS = 4, 16
 """Of a tile whose rows and columns are about as many."""
 
 _intrinsic: Any = intrinsic
-_jit: Any = numba.njit(error_model="numpy", nogil=True)
 
 
 def _tile(rows: int, vectors: int) -> Any:
@@ -60,7 +59,7 @@ def _tile(rows: int, vectors: int) -> Any:
 _four_rows, _two_rows, _one_row = _tile(TILE_ROWS, TILE_COLUMNS // LANES), _tile(2, 4), _tile(1, 8)
 
 
-@_jit
+@helper
 def multiply_tiles(left, left_row, right, right_row, rows, depth, columns, out, out_row):
     """`multiply` for rows and columns that are multiples of `TILE_ROWS` and `TILE_COLUMNS`."""
     for i in range(0, rows, TILE_ROWS):
@@ -68,7 +67,7 @@ def multiply_tiles(left, left_row, right, right_row, rows, depth, columns, out, 
             _four_rows(left + i * left_row, left_row, right + j, right_row, depth, out + i * out_row + j, out_row)
 
 
-@_jit
+@helper
 def multiply(left, left_row, right, right_row, rows, depth, columns, out, out_row):
     """out ← left·right, of shape (rows, columns), fp32, sums in any order.
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from hilosync.arithmetic.compilation import helper
 from hilosync.compress.integers import PAIRS, fetch, products, round_run, same
 from hilosync.compress.vectors import FLOAT, FREE_ORDER, LANES, VECTOR, WORD, everywhere, load, mask, pointer, store
 
@@ -45,7 +45,6 @@ _MARGIN = 3
 _FOUR = ir.VectorType(FLOAT, 4)
 
 _intrinsic: Any = intrinsic
-_jit: Any = numba.njit(error_model="numpy", nogil=True)
 
 
 def _neighbours(build: Any, a: Any, b: Any) -> Any:
@@ -100,13 +99,13 @@ def _multiply_add(
     return types.void(*[types.int64] * 8), generate
 
 
-@_jit
+@helper
 def _padded(count):
     """Columns of a span of so many, with zeros behind them up to whole steps of both halves."""
     return -(-count // (2 * _STEP)) * 2 * _STEP
 
 
-@_jit
+@helper
 def _round_row(G, E, addresses, factor, begin, count, unit, sums, words):
     """words ← a row's span as integers; returns their unit. `addresses` are those of G, E and `sums`."""
     gradient, residual, run = addresses
@@ -118,7 +117,7 @@ def _round_row(G, E, addresses, factor, begin, count, unit, sums, words):
     return round_run(run, run, _padded(count) // 2, np.float32(0), unit, words)
 
 
-@_jit
+@helper
 def wide_grams(G, E, factor, offsets, columns, starts, out):
     """M·Mᵀ of the wide blocks among these; arguments are those of `gram`."""
     count, widest = len(columns), 0
