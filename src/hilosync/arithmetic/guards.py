@@ -15,7 +15,6 @@ import torch
 from blake3 import blake3
 
 from hilosync.arithmetic import kernels, muon_kernel, portable, specification
-from hilosync.arithmetic.decode import materialize
 from hilosync.arithmetic.gradient import DenseBlock, LowRankBlock
 from hilosync.errors import UnsafeArithmetic
 from hilosync.plan import Block
@@ -119,16 +118,19 @@ def _refuse(library: str, operation: str) -> None:
 def _check_kernels(operands: _Operands) -> None:
     """Numba's kernels against the specification, on one block of 16 × 128."""
     p, m, noise = (np.clip(operand, -1e3, 1e3) for operand in operands)
-    parts: list[LowRankBlock | DenseBlock] = [DenseBlock(torch.from_numpy(noise.reshape(_ROWS, _COLUMNS)))]
+    v = np.abs(noise)
+    _check_kernels_with(DenseBlock(torch.from_numpy(noise.reshape(_ROWS, _COLUMNS))), noise, p, m, v)
     for rank in (1, 3):
         left, right = m[: _ROWS * rank].reshape(_ROWS, rank), p[: rank * _COLUMNS].reshape(rank, _COLUMNS)
-        parts.append(LowRankBlock(torch.from_numpy(left), torch.from_numpy(right), 0.3))
-    for part in parts:
-        _check_kernels_with(part, p, m, np.abs(noise))
+        part = LowRankBlock(torch.from_numpy(left), torch.from_numpy(right), 0.3)
+        _check_kernels_with(part, specification.low_rank(left, right, np.float32(0.3)).reshape(-1), p, m, v)
 
 
-def _check_kernels_with(part: LowRankBlock | DenseBlock, p: np.ndarray, m: np.ndarray, v: np.ndarray) -> None:
-    ghat, g = kernels.gradient_arguments(part), materialize(part).numpy().reshape(-1)
+def _check_kernels_with(
+    part: LowRankBlock | DenseBlock, g: np.ndarray, p: np.ndarray, m: np.ndarray, v: np.ndarray
+) -> None:
+    """The same with a gradient whose values are `g`."""
+    ghat = kernels.gradient_arguments(part)
     s = np.array([0.999, 0.01, 0.9, 0.1, 0.99, 0.01, 1e-8], np.float32)
     rows = (0, _COLUMNS, 0, _ROWS, ghat)
 
