@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 
 import numpy as np
@@ -15,23 +16,31 @@ from hilosync.arithmetic.decode import materialize
 from hilosync.compress import Spar, SparRD
 from hilosync.compress.coefficients import quantize_coefficients
 from hilosync.compress.entropy import SymbolReader, SymbolWriter, _joint, _single
-from hilosync.compress.quantize import classes_of, grid_exponent, octaves_of, reference_coefficients, smallest_class
+from hilosync.compress.quantize import classes_of, grid_exponents, octaves_of, reference_coefficients, smallest_class
 from hilosync.compress.rate import Rate, sides
 from hilosync.compress.spectra import Spectrum, short_side_first, spectra
 from hilosync.compress.symbols import escaped_places, group, ungroup
-from hilosync.compress.tables import CLASSES, frequencies, grouping, joint_frequencies, reach, rounding
+from hilosync.compress.tables import (
+    CLASSES,
+    COEFFICIENT_SHAPES,
+    frequencies,
+    grouping,
+    joint_frequencies,
+    reach,
+    rounding,
+)
 from hilosync.plan import AdapterPlan, Block
 
 STORED = """
-02ab95536dc027810ba3b9123dc7a1f1ea42b853e686dff8ca4feb62884c1d70d2e5e844c3ba424d7ff7ba484ef14061
-eb4b413ead7ad806814e2d874fbd4c968edcc29e5e923be41da9c02f13b42463fe7adf5480001aa8da3362e8ced12922
-32e628206fb718c4cfc94db5c9a24977cf9024f2cbfbed1a7cac6d17b9a718a0e0314130870e1747ed46e9dffbd2f636
-b0ea0680e40fe87b55d765b4353b0504ee448bce4cd74bc0c164ba67c97e0186e42e1af1f3da7ce1740ad1cfdc4f7525
-6cfc8141f1a28b5837b4cf7bf9accdad85e75ff23f2d0243d31f1ada6a195b89badace935b5cb4982ab9d721b99a743a
-ea543a4660ce3898802c54cd8df3989bb61fed44cba2fe37d03e831354940d8d7400a38405d70bf5624f9cec2ece520a
-01852c94929b71aaef0821cfde983ba6400bbbe56a46d71a58748f709836d6aeb43b4bf4d8df46e842e40455c1f1817b
-17a5fa522b14050c78d72f7a336d05ca01d9177e82024ab44ddc35ee6dce198ef7ac68e78ac4a68372b45364ba01351d
-cda83a6927e656a48746199b81865334e44b7c84726a85b70293d04fcdd9cccda1d98afa7451cff9a1
+0211661989cc4ff0beb8410c3d9886f4ea86d935a71f7ebac7544c5c9c87004cbecc2f76423420e8cc44ab1e5bf192d4
+35742081596dbcdd5c0c660abc58b72d0a06a2143cdad40957173a6fda3251e9349c9b815285e358c01ed20d55b5fa9b
+863cce2e5c136613d110a1f1a7ec7cd06b020a41fb890f303b348b9fea9cdd65a8b6f384f2ef46b37e21fbfd0713893b
+836f58451dbfe0909bad98dc4f7b08eb705fbb3c972c3da400b672612a10375a54da661791220735105b31307d86cf3e
+c8e45676a929b735e42b797a54fa54413eba846d036b37afc40e7e0bd10caca5619fbf7404a6f7121aee1f09b67a07e2
+691053a48301f1c57aba00695f4f9502c0cddd48bebdd8614b402dfff568ddcbf1e51b51747df9aea96ccc7f45dc6995
+36c39cfeb515c021784f102fc9295ac042e89c47680501af4f5b9673c08c42cd442d70247952d047e6c60635ab8e8d3f
+8514f308d8362fddee31ecf0ac3774a1c3a9204238502174ad2c74081d2d1e098d835fb5cd80e801bd7d39528a46ee41
+d23c690b11ed5ae00a6b6cd3d6cc288aad896db4e3007725622f6b6e27ab6b84ed328481bc
 """
 """A payload: SparRD().encode(plan, 1.0, gradient, 430) with the fixtures."""
 
@@ -60,13 +69,16 @@ def test_integer_tables_agree_with_the_real_distributions(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_joint_tables_are_products_of_the_single_ones(shape):
     for class_ in CLASSES[::3]:
-        (M, size), R = grouping(class_), reach(class_)
+        (M, size, even), R = grouping(shape, class_), reach(class_)
         table = joint_frequencies(shape, class_)
-        assert table.sum() == 1 << 24 and table.min() > 0 and len(table) == (2 * M + 1) ** size + 1 <= 10_000
+        assert table.sum() == 1 << 24 and table.min() > 0 and len(table) <= 10_000
         near = frequencies(shape, class_)[R - M : R + M + 1] / (1 << 24)
-        product = near
+        product, integers = near, np.arange(-M, M + 1)
+        sums = integers
         for _ in range(size - 1):
-            product = np.multiply.outer(product, near)
+            product, sums = np.multiply.outer(product, near), np.add.outer(sums, integers)
+        if even:
+            product = product[sums % 2 == 0] / product[sums % 2 == 0].sum() * near.sum() ** size
         expected = np.append(product.ravel(), 1 - near.sum() ** size)
         divergence = (expected * np.log2(np.maximum(expected, 1e-300) / (table / (1 << 24)))).sum()
         assert 0 <= divergence + 1e-9 < 1e-3, (class_, divergence)
@@ -88,25 +100,27 @@ def test_the_range_coder_uses_exactly_the_integer_frequencies(shape, class_, tab
 
 def test_tables_are_the_same_integers_as_ever():
     for tables, digest in (
-        (frequencies, "293a6aab44e434fce95b2bcac13d3b0f"),
-        (joint_frequencies, "f895e1712055a387451293ae04e3445f"),
+        (frequencies, "f1bb5833ba39cc4a73ee19ba9dbcbfb0"),
+        (joint_frequencies, "317aeac60a8704763a81828f3e03791b"),
     ):
         everything = b"".join(tables(shape, t).astype("<i8").tobytes() for shape in SHAPES for t in CLASSES)
         assert hashlib.sha256(everything).hexdigest()[:32] == digest
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("class_", CLASSES)
-def test_groups_come_apart_into_the_integers_that_made_them(class_):
-    M, size = grouping(class_)
-    symbols = np.arange((2 * M + 1) ** size + 1, dtype=np.int32)
+def test_groups_come_apart_into_the_integers_that_made_them(shape, class_):
+    M, size, even = together = grouping(shape, class_)
+    every = np.array([*itertools.product(range(-M, M + 1), repeat=size)], np.int32).T[::-1]
+    digits = every[:, every.sum(axis=0) % 2 == 0] if even else every
+    symbols = np.arange(together.escape + 1, dtype=np.int32)
     values = np.empty(size * len(symbols), np.int32)
-    assert ungroup(symbols, M, size, values) == 1
-    digits = symbols[:-1] // (2 * M + 1) ** np.arange(size)[:, None] % (2 * M + 1) - M
+    assert ungroup(symbols, *together, values) == 1
     np.testing.assert_array_equal(values.reshape(size, -1)[:, :-1], digits)
-    values[escaped_places(symbols, len(symbols) - 1, size, len(values))[0]] = M + 1
-    again = np.empty_like(symbols)
-    assert group(values, M, size, again) == 1
-    np.testing.assert_array_equal(again, symbols)
+    again, values[escaped_places(symbols, together, len(values))[0]] = np.empty_like(symbols), M + 1
+    if not even:
+        assert group(values, M, size, again) == 1
+        np.testing.assert_array_equal(again, symbols)
 
 
 @given(
@@ -123,12 +137,12 @@ def test_groups_come_apart_into_the_integers_that_made_them(class_):
 def test_integers_of_any_size_come_back(rows):
     writer = SymbolWriter()
     for shape, class_, values in rows:
-        writer.grouped(np.array(values, dtype=np.int32), shape, class_)
+        writer.bases(np.array(values, dtype=np.int32), class_)
         writer.integers(np.array(values, dtype=np.int32), shape, class_)
         writer.steps(np.arange(5), 7)
     reader = SymbolReader(writer.finish())
     for shape, class_, values in rows:
-        assert reader.grouped(len(values), shape, class_).tolist() == values
+        assert reader.bases(len(values), class_).tolist() == values
         assert reader.integers(len(values), shape, class_).tolist() == values
         assert reader.steps(5, 7).tolist() == list(range(5))
     reader.finish()
@@ -147,22 +161,23 @@ def test_coefficients_agree_with_the_reference_but_for_ties(plan, gradient):
         classes, basis = parts.classes[of_block], rows[b].reshape(-1, r)
         expected = classes_of(octaves_of(spectrum.energies, n), step)
         np.testing.assert_array_equal(classes, expected[expected >= smallest_class(r, n)])
-        exponents = np.array([grid_exponent(t, n) for t in classes.tolist()])
+        exponents = exponents_of(classes, r, n, len(classes))
         U = spectrum.basis[:, : len(exponents)].T.numpy() * np.exp2(exponents)[:, None]
         np.testing.assert_array_equal(basis, np.rint(U))
         V = np.array([integers_of(coded, parts, c, n) for c in range(of_block.start, of_block.stop)]).reshape(-1, n)
-        different = reference_coefficients(short_side_first(matrix), basis, classes, step) != V
+        laplacian = coded.laplacian[of_block]
+        different = reference_coefficients(short_side_first(matrix), basis, classes, laplacian, step) != V
         assert V.shape == (len(classes), n) and different.sum() <= 2e-3 * V.size
 
 
 def integers_of(coded, parts, c, n):
     """Integers of one component, as a decoder reads them."""
-    M, size = grouping(int(parts.classes[c]))
+    together = grouping(COEFFICIENT_SHAPES[coded.laplacian[c]], int(parts.classes[c]))
     end = int(coded.counts[: c + 1].sum())
     symbols = coded.symbols[end - coded.counts[c] : end].astype(np.int32)
     values = np.empty(n, np.int32)
-    if ungroup(symbols, M, size, values):
-        values[escaped_places(symbols, grouping(int(parts.classes[c])).escape, size, n)] = coded.escaped[c]
+    if ungroup(symbols, *together, values):
+        values[escaped_places(symbols, together, n)] = coded.escaped[c]
     return values
 
 
@@ -195,14 +210,29 @@ def test_spar_rd_goes_beyond_the_leading_components_where_a_block_deserves_it():
 
 
 def test_a_better_basis_grid_goes_with_a_larger_component():
-    exponents = [grid_exponent(t, 2048) for t in CLASSES]
-    assert exponents == sorted(exponents) and exponents[0] == 2 and exponents[-1] == 9
+    classes = np.array(CLASSES)
     for n in (96, 2048, 6144):  # 2^q is σ/Δ = √n·2^(t/4), to within half an octave
-        assert all(
-            abs(grid_exponent(t, n) - math.log2(n) / 2 - t / 4) <= 0.76
-            for t in CLASSES
-            if 2 < math.log2(n) / 2 + t / 4 < 9
-        )
+        exponents = exponents_of(classes, 64, n, 1)
+        assert (np.diff(exponents) >= 0).all() and exponents[0] == 2 and exponents[-1] == 9
+        octaves = math.log2(n) / 2 + classes / 4
+        inside = (octaves > 2) & (octaves < 9)
+        assert (np.abs(exponents - octaves)[inside] <= 0.76).all()
+
+
+def test_a_basis_that_spans_most_of_a_block_has_a_coarser_grid():
+    classes = np.array(CLASSES)
+    finest = exponents_of(classes, 64, 2048, 1)
+    for rank, octaves in ((16, 0), (32, 0.5), (48, 1), (60, 2)):
+        coarser = finest - exponents_of(classes, 64, 2048, rank)
+        # Rank by rank by √((r − k)/r), …
+        assert coarser[(finest > 5) & (finest < 8)].mean() == pytest.approx(octaves, abs=0.3)
+    whole = exponents_of(classes, 64, 2048, 64)
+    # … down to where vectors of 64 entries are barely apart, and no finer than alone.
+    assert (whole >= np.minimum(finest, 4)).all() and (whole <= finest).all()
+
+
+def exponents_of(classes, r, n, k):
+    return grid_exponents(classes, *(np.full(len(classes), size) for size in (r, n, k)))
 
 
 @pytest.mark.parametrize("ranks", [0.25, 0.5, 1, 3])
@@ -252,4 +282,4 @@ def test_factors_are_integers_whose_products_sum_to_the_same_bits_in_any_order()
 def test_a_stored_payload_decodes_to_the_same_bits_as_ever(plan):
     stored = SparRD().decode(plan, bytes.fromhex(STORED))
     content = b"".join(materialize(block).numpy().astype("<f4").tobytes() for block in stored)
-    assert hashlib.sha256(content).hexdigest()[:32] == "5bd48dea2ad9c0b49865d6e51d6b3caf"
+    assert hashlib.sha256(content).hexdigest()[:32] == "f6ba08eb251128b09a7438b4e5784f84"

@@ -13,13 +13,10 @@ from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.quantize import rounding_offsets
 from hilosync.compress.rate import Choice, Components, sides
 from hilosync.compress.spectra import short_side_first
-from hilosync.compress.tables import CLASSES, grouping, groupings
+from hilosync.compress.tables import CLASSES, COEFFICIENT_SHAPES, grouping, groupings
 from hilosync.plan import AdapterPlan
 
 __all__ = ["Coefficients", "quantize_coefficients", "symbol_counts"]
-
-_BETWEEN_SHAPES = 0.753
-"""E|x|/√E[x²] is 0.798 for a Gaussian and 0.707 for a Laplacian variable; the middle decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +36,9 @@ class Coefficients:
     escaped: dict[int, np.ndarray]
 
 
-def symbol_counts(parts: Components) -> np.ndarray:
+def symbol_counts(parts: Components, laplacian: np.ndarray) -> np.ndarray:
     """Symbols of each component's coefficients."""
-    return symbols.symbol_counts(parts.long_sides(), groupings()[1, parts.classes - CLASSES[0]])
+    return symbols.symbol_counts(parts.long_sides(), groupings()[laplacian, 1, parts.classes - CLASSES[0]])
 
 
 def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Choice) -> Coefficients:
@@ -52,11 +49,12 @@ def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Ch
         choice: what is sent of it.
     """
     parts = choice.components
-    counts, places = symbol_counts(parts), parts.classes - CLASSES[0]
-    (reaches, sizes), offsets = groupings()[:, places], rounding_offsets()[places]
-    ends = np.cumsum(counts)
-    found = np.empty(int(counts.sum()), np.int16)
-    escaped, magnitudes, squares = np.empty(len(counts), np.int32), np.empty(len(counts)), np.empty(len(counts))
+    places = parts.classes - CLASSES[0]
+    kinds, offsets = groupings()[:, :, places], rounding_offsets()[places]
+    most = symbols.symbol_counts(parts.long_sides(), kinds[:, 1].min(axis=0))
+    found = np.empty(int(most.sum()), np.int16)
+    laplacian, escaped = np.empty((2, len(most)), np.int32)
+    counts = np.empty(len(most), np.int64)
     apart: dict[int, np.ndarray] = {}
     first, start, entry = 0, 0, 0
     projected = _projection(parts.plan, CorrectedGradient.of(gradient))
@@ -67,17 +65,17 @@ def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Ch
         fitted = projected(index, choice.fits[entry : entry + k * r].reshape(k, r))
         of = slice(first, first + k)
         beyond = symbols.group_coefficients(
-            fitted, offsets[of], reaches[of], sizes[of], found[start:], escaped[of], magnitudes[of], squares[of]
+            fitted, offsets[of], kinds[:, :, of], found[start:], laplacian[of], counts[of], escaped[of]
         )
+        ends = start + np.cumsum(counts[of])
         if beyond:
-            for c in (first + np.flatnonzero(escaped[of])).tolist():
-                together = grouping(int(parts.classes[c]))
-                of_component = found[ends[c] - counts[c] : ends[c]]
-                values = fitted[c - first, symbols.escaped_places(of_component, together.escape, together.size, n)]
+            for i in np.flatnonzero(escaped[of]).tolist():
+                c = first + i
+                together = grouping(COEFFICIENT_SHAPES[laplacian[c]], int(parts.classes[c]))
+                values = fitted[i, symbols.escaped_places(found[ends[i] - counts[c] : ends[i]], together, n)]
                 apart[c] = (np.trunc(np.abs(values) + offsets[c]) * np.sign(values)).astype(np.int32)
-        first, start, entry = first + k, int(ends[first + k - 1]), entry + k * r
-    laplacian = magnitudes < _BETWEEN_SHAPES * np.sqrt(squares * parts.long_sides())
-    return Coefficients(found, counts, laplacian.astype(np.int32), apart)
+        first, start, entry = first + k, int(ends[-1]), entry + k * r
+    return Coefficients(found[:start], counts, laplacian, apart)
 
 
 def _projection(plan: AdapterPlan, corrected: CorrectedGradient) -> Callable[[int, np.ndarray], np.ndarray]:

@@ -81,14 +81,14 @@ class SymbolWriter:
         """Symbols of groups, int32, with the joint table of a class; escaped integers follow by `integers`."""
         self._encoder.encode(symbols, _joint(shape, class_))
 
-    def grouped(self, values: np.ndarray, shape: Shape, class_: int) -> None:
-        """Signed integers, int32, shape (count,), in groups."""
-        M, size = grouping(class_)
-        symbols = np.empty(symbol_counts(len(values), size), np.int32)
-        escaped = group(values, M, size, symbols)
-        self.groups(symbols, shape, class_)
+    def bases(self, values: np.ndarray, class_: int) -> None:
+        """Integers of basis vectors, int32, shape (count,), in groups."""
+        together = grouping("basis", class_)
+        symbols = np.empty(symbol_counts(len(values), together.size), np.int32)
+        escaped = group(values, together.reach, together.size, symbols)
+        self.groups(symbols, "basis", class_)
         if escaped:
-            self.integers(values[escaped_places(symbols, grouping(class_).escape, size, len(values))], shape, class_)
+            self.integers(values[escaped_places(symbols, together, len(values))], "basis", class_)
 
     def integers(self, values: np.ndarray, shape: Shape, class_: int) -> None:
         """Signed integers, int32, shape (count,), one by one with the longer table of a class."""
@@ -123,13 +123,13 @@ class SymbolReader:
         """`count` symbols of groups."""
         return self.symbols(_joint(shape, class_), count)
 
-    def grouped(self, count: int, shape: Shape, class_: int) -> np.ndarray:
-        """`count` signed integers, int32, that `SymbolWriter.grouped` wrote."""
-        M, size = grouping(class_)
-        symbols, values = self.groups(symbol_counts(count, size), shape, class_), np.empty(count, np.int32)
-        if ungroup(symbols, M, size, values):
-            places = escaped_places(symbols, grouping(class_).escape, size, count)
-            values[places] = self.integers(len(places), shape, class_)
+    def bases(self, count: int, class_: int) -> np.ndarray:
+        """`count` integers, int32, that `SymbolWriter.bases` wrote."""
+        together, values = grouping("basis", class_), np.empty(count, np.int32)
+        symbols = self.groups(symbol_counts(count, together.size), "basis", class_)
+        if ungroup(symbols, *together, values):
+            places = escaped_places(symbols, together, count)
+            values[places] = self.integers(len(places), "basis", class_)
         return values
 
     def integers(self, count: int, shape: Shape, class_: int) -> np.ndarray:

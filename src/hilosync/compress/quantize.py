@@ -9,7 +9,8 @@ follow
     the table of its coefficients' integers      v = V/Δ, rounded with a dead zone
     the grid of its basis vector                 u = U·2^q, 2^q ≈ σ/Δ
 
-The grid makes an error of u cost what an error of v costs: both move Ĝ by about Δ/√12 per entry.
+The grid makes an error of u cost what an error of v costs: both move Ĝ by about Δ/√12 per entry. It is
+coarser where most of a block's directions are sent, since u errs within their span at no cost.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ import numpy as np
 import torch
 
 from hilosync.arithmetic.compilation import kernel
-from hilosync.compress.tables import CLASSES, Shape, frequencies, reach, rounding
+from hilosync.compress.tables import CLASSES, COEFFICIENT_SHAPES, Grouping, Shape, grouping, joint_frequencies, rounding
 
 __all__ = [
-    "basis_class",
+    "basis_classes",
     "classes_of",
     "component_bits",
     "fit_bases",
-    "grid_exponent",
+    "grid_exponents",
     "octaves_of",
     "reference_coefficients",
     "rounding_offset",
@@ -41,8 +42,12 @@ __all__ = [
 _GRID_EXPONENTS = (2, 9)
 """Coarsest and finest grid of a basis: 2^−2 and 2^−9."""
 
-_BITS_PRICE = 2 * math.log(2) / 9
-"""−dD/dR in Δ² per bit: D falls fourfold per bit, and with the dead zone it is about Δ²/9."""
+_BITS_PRICE = 2 * math.log(2) * 0.113
+"""λ = −dD/dR in Δ² per bit: D falls fourfold per bit, and with groups of even sums it is about 0.113·Δ²."""
+
+_EXCESS_BITS = 0.4
+"""Bits per coefficient beyond the limit that a component must be worth. It takes about 0.2; what is left out for now is
+worth more later, in E."""
 
 _SIDE_BITS = 3.7
 """Bits of a component's class and shape, and of its block's rank, about."""
@@ -64,17 +69,28 @@ def classes_of(octaves: np.ndarray, step: float) -> np.ndarray:
     return np.clip(np.rint(octaves - 4 * np.log2(step)), CLASSES[0], CLASSES[-1]).astype(np.int64)
 
 
-@cache
-def grid_exponent(class_: int, n: int) -> int:
-    """q of a component's basis vector: 2^q ≈ √n·2^(t/4) = σ/Δ, in integers."""
-    quarters = class_ + (n * n).bit_length() - 1
-    return min(max((quarters + 2) // 4, _GRID_EXPONENTS[0]), _GRID_EXPONENTS[1])
+def grid_exponents(classes: np.ndarray, r: np.ndarray, n: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """q of basis vectors, from class, sides and rank of each one's block, all int64.
+
+    2^q ≈ √((r − k)/r)·σ/Δ, where σ/Δ = √n·2^(t/4): what rounding turns a vector towards the block's k others, the
+    fit of the coefficients wins back. For that alone no grid becomes so coarse that vectors are no longer apart, or
+    that what they win back from a large component outgrows their own coefficients.
+    """
+    quarters = classes + _bit_lengths(n * n) - 1
+    won_back = _bit_lengths(4 * r * r // np.maximum(2 * (r - k), 1) ** 2) - 1
+    least = np.maximum((_bit_lengths(r - 1) + 1) // 2 + 1, classes // 4 + 2)
+    fine, coarse = ((octaves + 2) // 4 for octaves in (quarters, quarters - won_back))
+    return np.clip(np.minimum(fine, np.maximum(coarse, least)), *_GRID_EXPONENTS)
 
 
-@cache
-def basis_class(q: int, r: int) -> int:
+def basis_classes(q: np.ndarray, r: np.ndarray) -> np.ndarray:
     """Class of a unit vector's entries on the grid 2^−q: their scale is 2^q/√r."""
-    return min(max(4 * q + 1 - (r * r).bit_length(), CLASSES[0]), CLASSES[-1])
+    return np.clip(4 * q + 1 - _bit_lengths(r * r), CLASSES[0], CLASSES[-1])
+
+
+def _bit_lengths(values: np.ndarray) -> np.ndarray:
+    """⌊log₂⌋ + 1 of integers below 2^53, and 0 of 0."""
+    return np.frexp(np.asarray(values, np.float64))[1].astype(np.int64)
 
 
 @cache
@@ -86,35 +102,37 @@ def rounding_offset(class_: int) -> float:
 
 @cache
 def _bits_per_integer(shape: Shape, class_: int) -> float:
-    """Entropy of a table."""
-    p = frequencies(shape, class_)[:-1] / (1 << 24)
-    return float(-(p * np.log2(p)).sum())
+    """Entropy of a joint table."""
+    p = joint_frequencies(shape, class_) / (1 << 24)
+    return float(-(p * np.log2(p)).sum()) / grouping(shape, class_).size
 
 
 @cache
 def component_bits(class_: int, r: int, n: int) -> float:
     """Bits of a component of this class, about."""
-    q = grid_exponent(class_, n)
-    return n * _bits_per_integer("gauss", class_) + r * _bits_per_integer("basis", basis_class(q, r)) + _SIDE_BITS
+    return n * _bits_per_integer("gauss", class_) + _basis_bits(class_, r, n) + _SIDE_BITS
 
 
-@cache
-def _reduction(class_: int) -> float:
-    """Distortion that a rounded coefficient of this class saves, in Δ²: E[x²] − E[(x − v)²]."""
-    M, probabilities = reach(class_), frequencies("gauss", class_)[:-1] / (1 << 24)
-    s = 2.0 ** (class_ / 4)
-    # E[2·x·v − v²] with x at the density's mean within each bin: ∫x·φ = s·(φ(a) − φ(b)).
-    v = np.arange(1, M + 1)
-    low, high = (v - rounding_offset(class_)) / s, (v + 1 - rounding_offset(class_)) / s
-    mean = s * (np.exp(-(low**2) / 2) - np.exp(-(high**2) / 2)) / np.sqrt(2 * np.pi)
-    return float(2 * (2 * v * mean - v**2 * probabilities[M + 1 :]).sum())
+def _basis_bits(class_: int, r: int, n: int) -> float:
+    """Of the only component of a block; more of them need a few less."""
+    classes, short, long, rank = np.array([[class_], [r], [n], [1]])
+    (basis,) = basis_classes(grid_exponents(classes, short, long, rank), short).tolist()
+    return r * _bits_per_integer("basis", basis)
 
 
 @cache
 def smallest_class(r: int, n: int) -> int:
-    """The smallest class whose components save more distortion than their bits are worth elsewhere."""
+    """The smallest class whose components save more distortion than their bits are worth elsewhere.
+
+    With one price λ of a bit, a coefficient of variance s² is worth s² − θ − λ·½·log₂(s²/θ) at the rate–distortion
+    limit, θ = λ/(2·ln 2); the coder needs some more bits.
+    """
+    water = _BITS_PRICE / (2 * math.log(2))
     for class_ in CLASSES:
-        if n * _reduction(class_) > _BITS_PRICE * component_bits(class_, r, n):
+        square = 2.0 ** (class_ / 2)
+        bits = math.log2(square / water) / 2 + _EXCESS_BITS
+        beside = _basis_bits(class_, r, n) + _SIDE_BITS
+        if square > water and n * (square - water - _BITS_PRICE * bits) > _BITS_PRICE * beside:
             return class_
     return CLASSES[-1]
 
@@ -188,10 +206,32 @@ def rounding_offsets() -> np.ndarray:
     return np.array([rounding_offset(class_) for class_ in CLASSES], dtype=np.float32)
 
 
-def reference_coefficients(matrix: torch.Tensor, integers: np.ndarray, classes: np.ndarray, step: float) -> np.ndarray:
-    """V of one block as the equation reads, in fp64: ⌊|v|/Δ + offset⌋ with the sign of v, v by least squares."""
-    exponents = np.array([grid_exponent(t, matrix.shape[1]) for t in classes.tolist()])
+def reference_coefficients(
+    matrix: torch.Tensor, integers: np.ndarray, classes: np.ndarray, laplacian: np.ndarray, step: float
+) -> np.ndarray:
+    """V of one block as the equations read, in fp64: V by least squares, in units of Δ, rounded.
+
+    ⌊|v| + offset⌋ with the sign of v; of a group that must have an even sum and has not, one integer is then rounded
+    the other way, the one whose |v| is nearest to where the rounding changes.
+    """
+    exponents = grid_exponents(classes, *(np.full(len(classes), size) for size in (*matrix.shape, len(classes))))
     U = integers / np.exp2(exponents)[:, None]
     V = np.linalg.lstsq(U.T, matrix.double().numpy(), rcond=None)[0] / step
-    offsets = np.array([rounding_offset(t) for t in classes.tolist()])
-    return (np.floor(np.abs(V) + offsets[:, None]) * np.sign(V)).astype(np.int64)
+    shapes = [COEFFICIENT_SHAPES[bit] for bit in laplacian]
+    rows = zip(V, classes.tolist(), shapes, strict=True)
+    found = [_reference_rounded(v, grouping(shape, t), rounding_offset(t)) for v, t, shape in rows]
+    return np.array(found, dtype=np.int64).reshape(V.shape)
+
+
+def _reference_rounded(v: np.ndarray, together: Grouping, offset: float) -> np.ndarray:
+    count, size = -(-len(v) // together.size), together.size
+    padded = np.pad(np.abs(v), (0, count * size - len(v))).reshape(size, count)
+    rounded = np.floor(padded + offset)
+    up, down = rounded + 1 - offset - padded, padded + offset - rounded
+    up[rounded == together.reach] = up.ravel()[len(v) :] = np.inf
+    down[rounded == 0] = np.inf
+    if together.even:
+        for group in np.flatnonzero((rounded.sum(axis=0) % 2 == 1) & (rounded.max(axis=0) <= together.reach)):
+            place = np.minimum(up, down)[:, group].argmin()
+            rounded[place, group] += 1 if up[place, group] < down[place, group] else -1
+    return (rounded.ravel()[: len(v)] * np.sign(v)).astype(np.int64)

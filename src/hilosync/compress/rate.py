@@ -6,7 +6,7 @@ The components of all blocks are handled together, as flat arrays in plan order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from hilosync.arithmetic.compilation import kernel
 from hilosync.compress.quantize import (
-    basis_class,
+    basis_classes,
     classes_of,
     component_bits,
     fit_bases,
-    grid_exponent,
+    grid_exponents,
     octaves_of,
     smallest_class,
 )
@@ -75,16 +75,11 @@ class Components:
 
     def exponents(self) -> np.ndarray:
         """q of each component's basis vector, int64."""
-        return self._by_class(_grid_exponents)
+        return grid_exponents(self.classes, self.short_sides(), self.long_sides(), self.each(self.ranks))
 
     def basis_classes(self) -> np.ndarray:
         """Class of the entries of each component's basis vector, int64."""
-        return self._by_class(_basis_classes)
-
-    def _by_class(self, table: Callable[[int, int], np.ndarray]) -> np.ndarray:
-        distinct, which = np.unique(self.plan.sides, axis=0, return_inverse=True)
-        tables = np.stack([table(*pair) for pair in distinct.tolist()])
-        return tables[self.each(which), self.classes - CLASSES[0]]
+        return basis_classes(self.exponents(), self.short_sides())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +95,6 @@ class Choice:
     components: Components
     bases: np.ndarray
     fits: np.ndarray
-
-
-@cache
-def _grid_exponents(r: int, n: int) -> np.ndarray:
-    """q by class, from the smallest class on, int64."""
-    return np.array([grid_exponent(class_, n) for class_ in CLASSES])
-
-
-@cache
-def _basis_classes(r: int, n: int) -> np.ndarray:
-    """Class of the basis vector's entries by class of the component, from the smallest class on, int64."""
-    return np.array([basis_class(q, r) for q in _grid_exponents(r, n).tolist()])
 
 
 @cache

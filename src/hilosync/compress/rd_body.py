@@ -17,14 +17,11 @@ from hilosync.compress.entropy import LARGEST_INTEGER, SymbolReader, SymbolWrite
 from hilosync.compress.finite import LARGEST_PRODUCT, require_finite_product
 from hilosync.compress.rate import Choice, Components
 from hilosync.compress.symbols import escaped_places, fill_factors, gather
-from hilosync.compress.tables import CLASSES, Shape, grouping, groupings
+from hilosync.compress.tables import CLASSES, COEFFICIENT_SHAPES, grouping, groupings
 from hilosync.errors import MalformedPayload
 from hilosync.plan import AdapterPlan
 
 __all__ = ["read_components", "read_factors", "write_body"]
-
-_SHAPES: tuple[Shape, Shape] = ("gauss", "laplace")
-"""Of a component's coefficients, by the bit that stands for it."""
 
 
 def _rank_symbols(plan: AdapterPlan) -> int:
@@ -43,16 +40,16 @@ def write_body(gradient: torch.Tensor | CorrectedGradient, choice: Choice) -> by
     entries = _stretches(parts.basis_classes(), short)
     bases = _gathered(choice.bases, short, entries.order)
     for class_, run in entries.runs:
-        writer.grouped(bases[run], "basis", class_)
+        writer.bases(bases[run], class_)
 
     found = quantize_coefficients(gradient, choice)
     writer.uniform(found.laplacian, 2)
     places = _stretches(2 * parts.classes + found.laplacian, found.counts)
     symbols = _gathered(found.symbols, found.counts, places.order)
     for kind, run in places.runs:
-        writer.groups(symbols[run], _SHAPES[kind % 2], kind // 2)
+        writer.groups(symbols[run], COEFFICIENT_SHAPES[kind % 2], kind // 2)
     for c in sorted(found.escaped):
-        writer.integers(found.escaped[c], _SHAPES[found.laplacian[c]], int(parts.classes[c]))
+        writer.integers(found.escaped[c], COEFFICIENT_SHAPES[found.laplacian[c]], int(parts.classes[c]))
     return writer.finish()
 
 
@@ -85,21 +82,21 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
     Raises:
         MalformedPayload: words are left over, or a product of factors may leave fp32's range.
     """
-    plan, counts = parts.plan, symbol_counts(parts)
-    short = parts.short_sides()
+    plan, short = parts.plan, parts.short_sides()
     entries, bases = _stretches(parts.basis_classes(), short), np.empty(int(short.sum()), np.int32)
     for class_, run in entries.runs:
-        bases[run] = reader.grouped(run.stop - run.start, "basis", class_)
-    laplacian = reader.uniform(len(counts), 2)
+        bases[run] = reader.bases(run.stop - run.start, class_)
+    laplacian = reader.uniform(len(short), 2)
+    counts = symbol_counts(parts, laplacian)
     places, symbols = _stretches(2 * parts.classes + laplacian, counts), np.empty(int(counts.sum()), np.int16)
     for kind, run in places.runs:
-        symbols[run] = reader.groups(run.stop - run.start, _SHAPES[kind % 2], kind // 2)
+        symbols[run] = reader.groups(run.stop - run.start, COEFFICIENT_SHAPES[kind % 2], kind // 2)
 
     exponents = parts.exponents()
     # A block's first component has its finest grid; powers of two are made from their exponents, exactly.
     finest = np.repeat(exponents[parts.leads()], parts.ranks[parts.ranks > 0])
     grids = np.ldexp(np.float32(1), finest - exponents)
-    reaches, sizes = groupings()[:, parts.classes - CLASSES[0]]
+    kinds = groupings()[laplacian, :, parts.classes - CLASSES[0]].T.copy()
     rows, columns = np.array([(block.rows, block.columns) for block in plan.blocks]).T.copy()
     row_ends, column_ends = np.cumsum(parts.ranks * rows), np.cumsum(parts.ranks * columns)
     # Two arrays rather than one: C libraries keep blocks of up to 32 MB at hand, and clear larger ones.
@@ -108,8 +105,7 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
     fill_factors(
         symbols,
         places.starts,
-        reaches,
-        sizes,
+        kinds,
         bases,
         entries.starts,
         grids,
@@ -141,13 +137,12 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
         factors, class_ = decoded[blocks[c]], int(parts.classes[c])
         tall = factors.left.shape[0] > factors.right.shape[1]
         row = (factors.left[:, c - firsts[c]] if tall else factors.right[c - firsts[c]]).numpy()
-        apart = escaped_places(
-            symbols[places.starts[c] : places.starts[c] + counts[c]], grouping(class_).escape, sizes[c], len(row)
-        )
-        row[apart] = reader.integers(len(apart), _SHAPES[laplacian[c]], class_)
+        shape, of_component = COEFFICIENT_SHAPES[laplacian[c]], slice(places.starts[c], places.starts[c] + counts[c])
+        apart = escaped_places(symbols[of_component], grouping(shape, class_), len(row))
+        row[apart] = reader.integers(len(apart), shape, class_)
     reader.finish()
 
-    largest = LARGEST_INTEGER if escaped.any() else int(reaches.max(initial=0))
+    largest = LARGEST_INTEGER if escaped.any() else int(kinds[0].max(initial=0))
     bound = max(scales) * max(parts.ranks) * int(np.abs(bases).max(initial=0)) * largest
     if not bound < LARGEST_PRODUCT:
         for block, factors in zip(plan.blocks, decoded, strict=True):

@@ -14,14 +14,21 @@ import numba
 import numpy as np
 
 from hilosync.arithmetic.compilation import helper, kernel
+from hilosync.compress.tables import Grouping
 
 __all__ = ["escaped_places", "fill_factors", "gather", "group", "group_coefficients", "symbol_counts", "ungroup"]
 
 _ESCAPED = np.int32(1 << 20)
 """Added to a symbol by each of its integers that is out of reach; more than any symbol."""
 
-_RECIPROCAL_BITS = np.int32(20)
-"""Of 1/(2M + 1) as an integer; exact for quotients of 12-bit symbols by numbers below 64."""
+_RECIPROCAL_BITS = 20
+"""Of 1/(2M + 1) as an integer; exact for quotients of 14-bit numbers by numbers below 64, within 32 bits."""
+
+_FORBIDDEN = np.float32(2)
+"""Cost of rounding an integer the other way that would be out of reach; more than of any other."""
+
+_BETWEEN_SHAPES = 0.753
+"""E|x|/√E[x²] is 0.798 for a Gaussian and 0.707 for a Laplacian variable; the middle decides."""
 
 _LINE = 16
 """Numbers of 32 bits in a line of the cache."""
@@ -30,19 +37,51 @@ _sums: Any = numba.njit(error_model="numpy", nogil=True, fastmath={"reassoc", "c
 
 
 @_sums
-def _round_plane(values, offset, reach, weight, symbols):
-    """Adds one integer to each symbol: ⌊|x| + offset⌋ with the sign of x; returns Σ|x| and Σx²."""
-    magnitudes, squares, widest = np.float32(0), np.float32(0), np.uint32(2 * reach)
+def _magnitudes(values):
+    """Σ|x| and Σx²."""
+    magnitudes, squares = np.float32(0), np.float32(0)
     for j in range(len(values)):
-        magnitude = abs(values[j])
-        rounded = np.int32(magnitude + offset)
+        magnitudes += abs(values[j])
+        squares += values[j] * values[j]
+    return magnitudes, squares
+
+
+@helper
+def _round_plane(values, offset, reach, weight, symbols):
+    """Adds one integer to each symbol: ⌊|x| + offset⌋ with the sign of x."""
+    widest = np.uint32(2 * reach)
+    for j in range(len(values)):
+        rounded = np.int32(abs(values[j]) + offset)
         digit = np.int32((rounded if values[j] >= 0 else np.int32(-rounded)) + reach)
         # As unsigned words, negative digits are the largest: one comparison finds both sides.
         part = np.int32(digit * weight) if np.uint32(digit) <= widest else _ESCAPED
         symbols[j] = np.int32(symbols[j] + part)
-        magnitudes += magnitude
-        squares += magnitude * magnitude
-    return magnitudes, squares
+
+
+@helper
+def _find_changes(values, offset, reach, weight, costs, changes):
+    """Of each symbol the integer that is nearest to being rounded the other way, and what that adds to the symbol."""
+    half = np.float32(0.5) - offset
+    for j in range(len(values)):
+        magnitude = abs(values[j])
+        rounded = np.int32(magnitude + offset)
+        # From the middle of what becomes this integer, −½ … ½; a zero has nothing below.
+        away = magnitude - np.float32(rounded) - half
+        up = away >= 0 or rounded == 0
+        cost = np.float32(0.5) - (away if up else -away)
+        cost = cost if np.int32(rounded + np.int32(up)) <= reach else _FORBIDDEN
+        change = np.int32(weight if up == (values[j] >= 0) else -weight)
+        changes[j] = change if cost < costs[j] else changes[j]
+        costs[j] = min(cost, costs[j])
+
+
+@helper
+def _make_even(symbols, changes, odd):
+    """Makes the sums of groups even, and halves their symbols."""
+    for j in range(len(symbols)):
+        change = changes[j] if (symbols[j] & np.int32(1)) != odd else np.int32(0)
+        whole = np.int32(symbols[j] + change)
+        symbols[j] = np.int32(whole >> np.int32(1)) if symbols[j] < _ESCAPED else symbols[j]
 
 
 @helper
@@ -52,6 +91,17 @@ def _group_plane(values, reach, weight, symbols):
         digit = np.int32(values[j] + reach)
         part = np.int32(digit * weight) if np.uint32(digit) <= widest else _ESCAPED
         symbols[j] = np.int32(symbols[j] + part)
+
+
+@helper
+def _odd(reach, size, even):
+    return np.int32(np.int32(size * reach) & even)
+
+
+@helper
+def _escape(reach, size, even):
+    """See `Grouping`."""
+    return np.int32(np.int32(np.int32((2 * reach + 1) ** size) + even - _odd(reach, size, even)) >> even)
 
 
 @helper
@@ -72,33 +122,41 @@ def _finish(sums, escape, symbols):
 
 
 @kernel
-def group_coefficients(fitted, offsets, reaches, sizes, symbols, escaped, magnitudes, squares):
+def group_coefficients(fitted, offsets, kinds, symbols, laplacian, counts, escaped):
     """Rounds the coefficients of a block to integers and groups them; returns how many groups are escaped.
+
+    Where only groups of an even sum have symbols, one integer of every other group is rounded the other way: the one
+    nearest to it.
 
     Args:
         fitted: fp32, shape (k, n).
         offsets: of the rounding by component, fp32, shape (k,).
-        reaches, sizes: of the groups by component, int32, shape (k,).
+        kinds: reach, size and evenness of the groups by shape and component, int32, shape (2, 3, k).
         symbols: where the symbols go, one component after another, int16, flat.
-        escaped: number of escaped groups by component afterwards, int32, shape (k,).
-        magnitudes, squares: Σ|x| and Σx² by component afterwards, fp64, shape (k,).
+        laplacian: 1 where the Laplacian table suits a component better, afterwards, int32, shape (k,).
+        counts: symbols by component, afterwards, int64, shape (k,).
+        escaped: number of escaped groups by component, afterwards, int32, shape (k,).
     """
     n, start, beyond = fitted.shape[1], 0, 0
-    scratch = np.empty(n, np.int32)
+    scratch, costs, changes = np.empty(n, np.int32), np.empty(n, np.float32), np.zeros(n, np.int32)
     for c in range(len(fitted)):
-        size, reach, weight = sizes[c], reaches[c], np.int32(1)
-        count = (n + size - 1) // size
+        magnitudes, squares = _magnitudes(fitted[c])
+        laplacian[c] = shape = np.int32(magnitudes < _BETWEEN_SHAPES * np.sqrt(np.float64(squares) * n))
+        reach, size, even, weight = kinds[shape, 0, c], kinds[shape, 1, c], kinds[shape, 2, c], np.int32(1)
+        counts[c] = count = (n + size - 1) // size
         sums = scratch[:count]
         sums[:] = 0
-        magnitudes[c] = squares[c] = 0.0
+        costs[:count] = _FORBIDDEN
         for first in range(0, count * size, count):
             values = fitted[c, first : min(first + count, n)]
-            more_magnitudes, more_squares = _round_plane(values, offsets[c], reach, weight, sums)
-            magnitudes[c] += more_magnitudes
-            squares[c] += more_squares
+            _round_plane(values, offsets[c], reach, weight, sums)
+            if even:
+                _find_changes(values, offsets[c], reach, weight, costs, changes)
             _pad(sums[len(values) :], reach, weight)
             weight = np.int32(weight * (2 * reach + 1))
-        escaped[c] = _finish(sums, weight, symbols[start : start + count])
+        if even:
+            _make_even(sums, changes, _odd(reach, size, even))
+        escaped[c] = _finish(sums, _escape(reach, size, even), symbols[start : start + count])
         beyond += escaped[c]
         start += count
     return beyond
@@ -119,14 +177,14 @@ def group(values, reach, size, symbols):
 
 
 @helper
-def _split(symbols, reach, size, rests, out):
+def _split(symbols, reach, size, even, rests, out):
     """Takes symbols apart into n numbers; returns how many are escaped."""
     n, count, width = len(out), len(symbols), np.int32(2 * reach + 1)
-    escape, escaped = np.int32(width**size), np.int32(0)
+    odd, escape, escaped = _odd(reach, size, even), _escape(reach, size, even), np.int32(0)
     for j in range(count):
-        rests[j] = symbols[j]
+        rests[j] = np.int32(np.int32(np.int32(symbols[j]) << even) + odd)
         escaped += np.int32(symbols[j] >= escape)
-    reciprocal = np.int32((1 << _RECIPROCAL_BITS) // width + 1)
+    reciprocal = np.uint32((1 << _RECIPROCAL_BITS) // width + 1)
     for plane in range(size):
         values = out[plane * count : min((plane + 1) * count, n)]
         if plane == size - 1:
@@ -134,26 +192,26 @@ def _split(symbols, reach, size, rests, out):
                 values[j] = np.int32(rests[j] - reach)
         else:
             for j in range(len(values)):
-                rest = np.int32(np.int32(rests[j] * reciprocal) >> _RECIPROCAL_BITS)
+                rest = np.int32(np.uint32(np.uint32(rests[j]) * reciprocal) >> np.uint32(_RECIPROCAL_BITS))
                 values[j] = np.int32(np.int32(rests[j] - np.int32(rest * width)) - reach)
                 rests[j] = rest
     return escaped
 
 
 @kernel
-def ungroup(symbols, reach, size, out):
-    """Undoes `group`; returns how many groups are escaped, whose integers in `out` have no meaning."""
-    return _split(symbols, np.int32(reach), size, np.empty_like(symbols), out)
+def ungroup(symbols, reach, size, even, out):
+    """Takes symbols of a `Grouping` apart; returns how many are escaped, whose integers in `out` have no meaning."""
+    return _split(symbols, np.int32(reach), np.int32(size), np.int32(even), np.empty_like(symbols), out)
 
 
 @kernel
-def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, rows, columns, lefts, rights, escaped):
+def fill_factors(symbols, starts, kinds, bases, entries, grids, ranks, rows, columns, lefts, rights, escaped):
     """Makes the factors of all blocks from symbols and basis integers.
 
     Args:
         symbols: of all components, int16, flat.
         starts: where those of each component begin, int64, shape (components,).
-        reaches, sizes: of the groups by component, int32, shape (components,).
+        kinds: reach, size and evenness of the groups by component, int32, shape (3, components).
         bases: basis integers of all components, int32, flat.
         entries: where those of each component begin, int64, shape (components,).
         grids: what to multiply them by, by component, fp32.
@@ -175,8 +233,9 @@ def fill_factors(symbols, starts, reaches, sizes, bases, entries, grids, ranks, 
         coefficients = scratch[: k * n].reshape(k, n) if tall else right
         for i in range(k):
             c = first + i
-            of_component = symbols[starts[c] : starts[c] + (n + sizes[c] - 1) // sizes[c]]
-            escaped[c] = _split(of_component, reaches[c], sizes[c], rests, coefficients[i])
+            reach, size, even = kinds[0, c], kinds[1, c], kinds[2, c]
+            of_component = symbols[starts[c] : starts[c] + (n + size - 1) // size]
+            escaped[c] = _split(of_component, reach, size, even, rests, coefficients[i])
         if tall:
             # A line of the cache at a time: rows of equal length would push one another out of it.
             for line in range(0, n, _LINE):
@@ -216,8 +275,8 @@ def symbol_counts(n, sizes):
     return -(-n // sizes)
 
 
-def escaped_places(symbols: np.ndarray, escape: int, size: int, n: int) -> np.ndarray:
+def escaped_places(symbols: np.ndarray, together: Grouping, n: int) -> np.ndarray:
     """Positions among n integers of those in escaped groups, plane by plane."""
-    groups = np.flatnonzero(symbols == escape)
-    places = (groups + len(symbols) * np.arange(size)[:, None]).ravel()
+    groups = np.flatnonzero(symbols == together.escape)
+    places = (groups + len(symbols) * np.arange(together.size)[:, None]).ravel()
     return places[places < n]
