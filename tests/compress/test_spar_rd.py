@@ -177,7 +177,8 @@ def integers_of(coded, parts, c, n):
     symbols = coded.symbols[end - coded.counts[c] : end].astype(np.int32)
     values = np.empty(n, np.int32)
     if ungroup(symbols, *together, values):
-        values[escaped_places(symbols, together, n)] = coded.escaped[c]
+        end = int(coded.escaped[: c + 1].sum())
+        values[escaped_places(symbols, together, n)] = coded.apart[end - coded.escaped[c] : end]
     return values
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from hilosync.arithmetic.compilation import kernel
 from hilosync.compress import products, symbols
 from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.quantize import rounding_offsets
-from hilosync.compress.rate import Choice, Components, sides
+from hilosync.compress.rate import Choice, Components
 from hilosync.compress.spectra import short_side_first
-from hilosync.compress.tables import CLASSES, COEFFICIENT_SHAPES, grouping, groupings
-from hilosync.plan import AdapterPlan
+from hilosync.compress.tables import CLASSES, groupings
 
 __all__ = ["Coefficients", "quantize_coefficients", "symbol_counts"]
 
@@ -27,13 +26,15 @@ class Coefficients:
         symbols: of one component after another, int16, flat.
         counts: symbols of each component, int64, shape (components,).
         laplacian: 1 where the Laplacian table suits better, int32, shape (components,).
-        escaped: integers of escaped groups, int32, by the position of their component.
+        escaped: integers of escaped groups by component, int64, shape (components,).
+        apart: these integers of one component after another, int32, flat.
     """
 
     symbols: np.ndarray
     counts: np.ndarray
     laplacian: np.ndarray
-    escaped: dict[int, np.ndarray]
+    escaped: np.ndarray
+    apart: np.ndarray
 
 
 def symbol_counts(parts: Components, laplacian: np.ndarray) -> np.ndarray:
@@ -48,50 +49,82 @@ def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Ch
         gradient: flat, fp32, shape (plan.size,).
         choice: what is sent of it.
     """
-    parts = choice.components
-    places = parts.classes - CLASSES[0]
+    parts, corrected = choice.components, CorrectedGradient.of(gradient)
+    places, long = parts.classes - CLASSES[0], parts.long_sides()
     kinds, offsets = groupings()[:, :, places], rounding_offsets()[places]
-    most = symbols.symbol_counts(parts.long_sides(), kinds[:, 1].min(axis=0))
-    found = np.empty(int(most.sum()), np.int16)
-    laplacian, escaped = np.empty((2, len(most)), np.int32)
-    counts = np.empty(len(most), np.int64)
-    apart: dict[int, np.ndarray] = {}
-    first, start, entry = 0, 0, 0
-    projected = _projection(parts.plan, CorrectedGradient.of(gradient))
-    for index, (block, k) in enumerate(zip(parts.plan.blocks, parts.ranks.tolist(), strict=True)):
-        if k == 0:
-            continue
-        r, n = sides(block)
-        fitted = projected(index, choice.fits[entry : entry + k * r].reshape(k, r))
-        of = slice(first, first + k)
-        beyond = symbols.group_coefficients(
-            fitted, offsets[of], kinds[:, :, of], found[start:], laplacian[of], counts[of], escaped[of]
+    found = np.empty(int(symbols.symbol_counts(long, kinds[:, 1].min(axis=0)).sum()), np.int16)
+    laplacian, (counts, escaped) = np.empty(len(long), np.int32), np.empty((2, len(long)), np.int64)
+    # Memory that is not written to is none: escaped groups are few.
+    apart = np.empty(int(long.sum()), np.int32)
+    results = found, laplacian, counts, escaped, apart
+    if corrected.gradient.device.type == "cpu":
+        of_blocks = np.array(parts.plan.offsets), np.array([block.columns for block in parts.plan.blocks])
+        _quantize(
+            *corrected.numpy(),
+            np.float32(corrected.factor),
+            *of_blocks,
+            parts.ranks,
+            choice.fits,
+            offsets,
+            kinds,
+            *results,
         )
-        ends = start + np.cumsum(counts[of])
-        if beyond:
-            for i in np.flatnonzero(escaped[of]).tolist():
-                c = first + i
-                together = grouping(COEFFICIENT_SHAPES[laplacian[c]], int(parts.classes[c]))
-                values = fitted[i, symbols.escaped_places(found[ends[i] - counts[c] : ends[i]], together, n)]
-                apart[c] = (np.trunc(np.abs(values) + offsets[c]) * np.sign(values)).astype(np.int32)
-        first, start, entry = first + k, int(ends[-1]), entry + k * r
-    return Coefficients(found[:start], counts, laplacian, apart)
+    else:
+        _quantize_elsewhere(corrected, choice, offsets, kinds, *results)
+    return Coefficients(found[: counts.sum()], counts, laplacian, escaped, apart[: escaped.sum()])
 
 
-def _projection(plan: AdapterPlan, corrected: CorrectedGradient) -> Callable[[int, np.ndarray], np.ndarray]:
-    """What gives P·G of a block from its position and a P; on the CPU without tensors, which cost more than arrays."""
+@kernel
+def _quantize(G, E, factor, places, columns, ranks, fits, offsets, kinds, found, laplacian, counts, escaped, apart):
+    """All blocks on the CPU; for the last arguments see `group_coefficients`."""
+    first, entry, start, end = 0, 0, 0, 0
+    for b in range(len(ranks)):
+        k, run = ranks[b], slice(places[b], places[b + 1])
+        rows = (places[b + 1] - places[b]) // columns[b]
+        r = min(rows, columns[b])
+        if k:
+            P = fits[entry : entry + k * r].reshape((k, r))
+            M = G[run].reshape((rows, columns[b])), E[run].reshape((rows, columns[b]))
+            of = slice(first, first + k)
+            end += symbols.group_coefficients(
+                products.project(P, *M, factor),
+                offsets[of],
+                kinds[:, :, of],
+                found[start:],
+                laplacian[of],
+                counts[of],
+                escaped[of],
+                apart[end:],
+            )
+            first, entry, start = first + k, entry + k * r, start + counts[of].sum()
 
-    def elsewhere(index: int, P: np.ndarray) -> np.ndarray:
-        total = short_side_first(corrected.block(plan, index).stored())
-        return (torch.from_numpy(P).to(total.device) @ total).cpu().numpy()
 
-    if corrected.gradient.device.type != "cpu":
-        return elsewhere
-    (G, E), factor, offsets = corrected.numpy(), np.float32(corrected.factor), plan.offsets
-
-    def on_cpu(index: int, P: np.ndarray) -> np.ndarray:
-        block, of_block = plan.blocks[index], slice(offsets[index], offsets[index + 1])
-        shape = block.rows, block.columns
-        return products.project(P, G[of_block].reshape(shape), E[of_block].reshape(shape), factor)
-
-    return on_cpu
+def _quantize_elsewhere(
+    corrected: CorrectedGradient,
+    choice: Choice,
+    offsets: np.ndarray,
+    kinds: np.ndarray,
+    found: np.ndarray,
+    laplacian: np.ndarray,
+    counts: np.ndarray,
+    escaped: np.ndarray,
+    apart: np.ndarray,
+) -> None:
+    """The same with products on another device."""
+    parts = choice.components
+    first, entry, start, end = 0, 0, 0, 0
+    for index, k in enumerate(parts.ranks.tolist()):
+        total = short_side_first(corrected.block(parts.plan, index).stored())
+        P = torch.from_numpy(choice.fits[entry : entry + k * len(total)]).view(k, len(total))
+        of = slice(first, first + k)
+        end += symbols.group_coefficients(
+            (P.to(total.device) @ total).cpu().numpy(),
+            offsets[of],
+            kinds[:, :, of],
+            found[start:],
+            laplacian[of],
+            counts[of],
+            escaped[of],
+            apart[end:],
+        )
+        first, entry, start = first + k, entry + P.numel(), start + int(counts[of].sum())

@@ -150,9 +150,10 @@ def _fit_basis(Q, normal):
         normal[c, c] += _RIDGE
     for c in range(k):
         for d in range(c + 1):
+            total = normal[c, d]
             for e in range(d):
-                normal[c, d] -= normal[c, e] * normal[d, e]
-            normal[c, d] = np.sqrt(normal[c, c]) if c == d else normal[c, d] / normal[d, d]
+                total -= normal[c, e] * normal[d, e]
+            normal[c, d] = np.sqrt(total) if c == d else total / normal[d, d]
         for d in range(c):
             for i in range(r):
                 Q[c, i] -= normal[c, d] * Q[d, i]

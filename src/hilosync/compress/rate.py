@@ -104,12 +104,15 @@ def _bits(r: int, n: int) -> np.ndarray:
 
 
 @kernel
-def _total_bits(octaves, kinds, bits, shift, smallest):
-    """Bits of components of these octaves at 4·log₂(Δ) = shift; a row of `bits` is by class."""
+def _total_bits(octaves, kinds, times, bits, shift, smallest):
+    """Bits of components of these octaves, each of them so many times, at 4·log₂(Δ) = shift.
+
+    A row of `bits` is by class.
+    """
     total = 0.0
     for i in range(len(octaves)):
         place = min(max(np.rint(octaves[i] - shift) - smallest, 0), bits.shape[1] - 1)
-        total += bits[kinds[i], int(place)]
+        total += times[i] * bits[kinds[i], int(place)]
     return total
 
 
@@ -128,15 +131,25 @@ class Rate:
         self._fixed = _HEADER_BYTES + len(plan.blocks) * RANK_BITS / 8
         self._bits = np.stack([_bits(r, n) for r, n in distinct])
         self._counts = np.array([len(spectrum.energies) for spectrum in found])
-        self._kinds = np.repeat([distinct.index(pair) for pair in of_blocks], self._counts)
+        kinds = np.array([distinct.index(pair) for pair in of_blocks])
         self._smallest = np.array([smallest_class(r, n) for r, n in of_blocks])
         self._short, long = np.array(of_blocks).T
         energies = np.concatenate([spectrum.energies for spectrum in found])
         self._octaves = octaves_of(energies, np.repeat(long, self._counts))
+        # What has not been looked for is taken as equal components, at most as large as the last that has been found.
+        missing = self._short - self._counts
+        largest = energies[np.cumsum(self._counts) - 1]
+        rests = np.array([spectrum.rest for spectrum in found])
+        mean = np.clip(rests / np.maximum(missing, 1), 0, largest)
+        self._all = (
+            np.concatenate([self._octaves, octaves_of(mean, long)]),
+            np.concatenate([np.repeat(kinds, self._counts), kinds]),
+            np.concatenate([np.ones(len(energies), np.int64), missing]),
+        )
 
     def bytes(self, step: float) -> float:
         """Bytes of all coded integers, about."""
-        bits = _total_bits(self._octaves, self._kinds, self._bits, 4 * math.log2(step), float(CLASSES[0]))
+        bits = _total_bits(*self._all, self._bits, 4 * math.log2(step), float(CLASSES[0]))
         return self._fixed + bits / 8
 
     def step(self, target: float, finest: float, coarsest: float) -> float:

@@ -13,11 +13,11 @@ import torch
 from hilosync.arithmetic.gradient import DecodedGradient, LowRankBlock
 from hilosync.compress.coefficients import quantize_coefficients, symbol_counts
 from hilosync.compress.corrected import CorrectedGradient
-from hilosync.compress.entropy import LARGEST_INTEGER, SymbolReader, SymbolWriter
+from hilosync.compress.entropy import SymbolReader, SymbolWriter
 from hilosync.compress.finite import LARGEST_PRODUCT, require_finite_product
 from hilosync.compress.rate import Choice, Components
-from hilosync.compress.symbols import escaped_places, fill_factors, gather
-from hilosync.compress.tables import CLASSES, COEFFICIENT_SHAPES, grouping, groupings
+from hilosync.compress.symbols import count_escaped, fill_factors, gather
+from hilosync.compress.tables import CLASSES, COEFFICIENT_SHAPES, groupings
 from hilosync.errors import MalformedPayload
 from hilosync.plan import AdapterPlan
 
@@ -48,8 +48,10 @@ def write_body(gradient: torch.Tensor | CorrectedGradient, choice: Choice) -> by
     symbols = _gathered(found.symbols, found.counts, places.order)
     for kind, run in places.runs:
         writer.groups(symbols[run], COEFFICIENT_SHAPES[kind % 2], kind // 2)
-    for c in sorted(found.escaped):
-        writer.integers(found.escaped[c], COEFFICIENT_SHAPES[found.laplacian[c]], int(parts.classes[c]))
+    places = _stretches(2 * parts.classes + found.laplacian, found.escaped)
+    integers = _gathered(found.apart, found.escaped, places.order)
+    for kind, run in places.runs:
+        writer.integers(integers[run], COEFFICIENT_SHAPES[kind % 2], kind // 2)
     return writer.finish()
 
 
@@ -88,24 +90,31 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
         bases[run] = reader.bases(run.stop - run.start, class_)
     laplacian = reader.uniform(len(short), 2)
     counts = symbol_counts(parts, laplacian)
-    places, symbols = _stretches(2 * parts.classes + laplacian, counts), np.empty(int(counts.sum()), np.int16)
+    tables, kinds = 2 * parts.classes + laplacian, groupings()[laplacian, :, parts.classes - CLASSES[0]].T.copy()
+    places, symbols = _stretches(tables, counts), np.empty(int(counts.sum()), np.int16)
     for kind, run in places.runs:
         symbols[run] = reader.groups(run.stop - run.start, COEFFICIENT_SHAPES[kind % 2], kind // 2)
+    escaped = np.empty(len(short), np.int64)
+    count_escaped(symbols, places.starts, kinds, parts.long_sides(), escaped)
+    apart, integers = _stretches(tables, escaped), np.empty(int(escaped.sum()), np.int32)
+    for kind, run in apart.runs:
+        integers[run] = reader.integers(run.stop - run.start, COEFFICIENT_SHAPES[kind % 2], kind // 2)
+    reader.finish()
 
     exponents = parts.exponents()
     # A block's first component has its finest grid; powers of two are made from their exponents, exactly.
     finest = np.repeat(exponents[parts.leads()], parts.ranks[parts.ranks > 0])
     grids = np.ldexp(np.float32(1), finest - exponents)
-    kinds = groupings()[laplacian, :, parts.classes - CLASSES[0]].T.copy()
     rows, columns = np.array([(block.rows, block.columns) for block in plan.blocks]).T.copy()
     row_ends, column_ends = np.cumsum(parts.ranks * rows), np.cumsum(parts.ranks * columns)
     # Two arrays rather than one: C libraries keep blocks of up to 32 MB at hand, and clear larger ones.
     lefts, rights = np.empty(row_ends[-1], np.float32), np.empty(column_ends[-1], np.float32)
-    escaped = np.empty(len(counts), np.int32)
     fill_factors(
         symbols,
         places.starts,
         kinds,
+        integers,
+        apart.starts,
         bases,
         entries.starts,
         grids,
@@ -114,7 +123,6 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
         columns,
         lefts,
         rights,
-        escaped,
     )
 
     scales = np.ones(len(plan.blocks))
@@ -132,17 +140,7 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
         )
     ]
 
-    blocks, firsts = parts.each(range(len(decoded))), parts.each(np.cumsum(parts.ranks) - parts.ranks)
-    for c in np.flatnonzero(escaped).tolist():
-        factors, class_ = decoded[blocks[c]], int(parts.classes[c])
-        tall = factors.left.shape[0] > factors.right.shape[1]
-        row = (factors.left[:, c - firsts[c]] if tall else factors.right[c - firsts[c]]).numpy()
-        shape, of_component = COEFFICIENT_SHAPES[laplacian[c]], slice(places.starts[c], places.starts[c] + counts[c])
-        apart = escaped_places(symbols[of_component], grouping(shape, class_), len(row))
-        row[apart] = reader.integers(len(apart), shape, class_)
-    reader.finish()
-
-    largest = LARGEST_INTEGER if escaped.any() else int(kinds[0].max(initial=0))
+    largest = max(int(kinds[0].max(initial=0)), int(np.abs(integers).max(initial=0)))
     bound = max(scales) * max(parts.ranks) * int(np.abs(bases).max(initial=0)) * largest
     if not bound < LARGEST_PRODUCT:
         for block, factors in zip(plan.blocks, decoded, strict=True):
@@ -173,7 +171,8 @@ def _stretches(keys: np.ndarray, lengths: np.ndarray) -> _Stretches:
     starts[order] = ends - lengths[order]
     distinct, counts = np.unique(keys, return_counts=True)
     bounds = [0, *ends[np.cumsum(counts) - 1].tolist()]
-    return _Stretches(order, starts, [(key, slice(*bounds[i : i + 2])) for i, key in enumerate(distinct.tolist())])
+    runs = [(key, slice(*bounds[i : i + 2])) for i, key in enumerate(distinct.tolist()) if bounds[i] < bounds[i + 1]]
+    return _Stretches(order, starts, runs)
 
 
 def _gathered(values: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.ndarray:

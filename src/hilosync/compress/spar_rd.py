@@ -18,7 +18,7 @@ Body of the payload (frame in `payload`), little endian:
         one bit per component, its coefficients' shape
         coefficients of all components, those of one class and shape together, classes ascending, Gaussian
             first; the n integers of each component grouped
-        of each component, the integers of its escaped groups, one by one
+        the integers of escaped groups, one by one, in the same order of components
 
 Sums of |u·v| stay below 2^24 by the choice of Δ, so fp32 products of the integer factors are exact
 in any order.

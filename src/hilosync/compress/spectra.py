@@ -61,10 +61,12 @@ class Spectrum:
     Attributes:
         energies: σ², descending, fp64, shape (m,), m ≤ r.
         basis: U, shape (r, m), fp32; column i belongs to energies[i].
+        rest: ‖G‖² beyond these, about.
     """
 
     energies: np.ndarray
     basis: torch.Tensor
+    rest: float = 0.0
 
 
 def short_side_first(matrix: torch.Tensor) -> torch.Tensor:
@@ -136,9 +138,13 @@ def _start(short: int, count: int) -> torch.Tensor:
 def _eigenvectors(K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """All eigenvalues of a batch, descending, and the eigenvectors as rows."""
     # LAPACK's fp32 routine gives NaN for some finite matrices far from a trace of 1.
-    traces = K.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=_SAFE_ENERGY[0])[:, None]
+    traces = _traces(K).clamp(min=_SAFE_ENERGY[0])[:, None]
     ascending, columns = torch.linalg.eigh(K / traces[..., None])
-    return (ascending * traces).flip(-1), columns.flip(-1).mT
+    return (ascending * traces).flip(-1), columns.mT.flip(-2)
+
+
+def _traces(K: torch.Tensor) -> torch.Tensor:
+    return K.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def _decomposed(
@@ -150,10 +156,13 @@ def _decomposed(
         groups.setdefault(len(grams.matrices[index]), []).append(index)
     found: dict[int, Spectrum] = {}
     for members in groups.values():
-        values, bases = decompose(_batch([grams.matrices[index] for index in members]))
+        K = _batch([grams.matrices[index] for index in members])
+        values, bases = decompose(K)
         energies = values.clamp(min=0).double().cpu().numpy()
+        missing = _traces(K).double().cpu().numpy() - energies.sum(axis=1) if values.shape[1] < K.shape[1] else 0.0
         energies = np.ldexp(energies, 2 * grams.exponents[members][:, None])
-        found |= {index: Spectrum(energies[row], bases[row].T) for row, index in enumerate(members)}
+        rests = np.ldexp(np.broadcast_to(missing, len(members)), 2 * grams.exponents[members]).tolist()
+        found |= {index: Spectrum(energies[row], bases[row].T, rests[row]) for row, index in enumerate(members)}
     return found
 
 

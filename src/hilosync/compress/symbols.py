@@ -122,8 +122,8 @@ def _finish(sums, escape, symbols):
 
 
 @kernel
-def group_coefficients(fitted, offsets, kinds, symbols, laplacian, counts, escaped):
-    """Rounds the coefficients of a block to integers and groups them; returns how many groups are escaped.
+def group_coefficients(fitted, offsets, kinds, symbols, laplacian, counts, escaped, apart):
+    """Rounds the coefficients of a block to integers and groups them; returns how many are in escaped groups.
 
     Where only groups of an even sum have symbols, one integer of every other group is rounded the other way: the one
     nearest to it.
@@ -135,7 +135,8 @@ def group_coefficients(fitted, offsets, kinds, symbols, laplacian, counts, escap
         symbols: where the symbols go, one component after another, int16, flat.
         laplacian: 1 where the Laplacian table suits a component better, afterwards, int32, shape (k,).
         counts: symbols by component, afterwards, int64, shape (k,).
-        escaped: number of escaped groups by component, afterwards, int32, shape (k,).
+        escaped: integers of escaped groups by component, afterwards, int64, shape (k,).
+        apart: where these integers go, group by group, one component after another, int32, flat.
     """
     n, start, beyond = fitted.shape[1], 0, 0
     scratch, costs, changes = np.empty(n, np.int32), np.empty(n, np.float32), np.zeros(n, np.int32)
@@ -156,7 +157,14 @@ def group_coefficients(fitted, offsets, kinds, symbols, laplacian, counts, escap
             weight = np.int32(weight * (2 * reach + 1))
         if even:
             _make_even(sums, changes, _odd(reach, size, even))
-        escaped[c] = _finish(sums, _escape(reach, size, even), symbols[start : start + count])
+        escape, escaped[c] = _escape(reach, size, even), 0
+        if _finish(sums, escape, symbols[start : start + count]):
+            for j in range(count):
+                if symbols[start + j] == escape:
+                    for place in range(j, n, count):
+                        rounded = np.int32(abs(fitted[c, place]) + offsets[c])
+                        apart[beyond + escaped[c]] = rounded if fitted[c, place] >= 0 else -rounded
+                        escaped[c] += 1
         beyond += escaped[c]
         start += count
     return beyond
@@ -205,19 +213,52 @@ def ungroup(symbols, reach, size, even, out):
 
 
 @kernel
-def fill_factors(symbols, starts, kinds, bases, entries, grids, ranks, rows, columns, lefts, rights, escaped):
+def count_escaped(symbols, starts, kinds, long, escaped):
+    """Integers of escaped groups by component.
+
+    Args:
+        symbols, starts, kinds: as for `fill_factors`.
+        long: integers of each component, int64, shape (components,).
+        escaped: how many are in escaped groups afterwards, int64, shape (components,).
+    """
+    for c in range(len(long)):
+        size = kinds[1, c]
+        count = (long[c] + size - 1) // size
+        of_component, found = symbols[starts[c] : starts[c] + count], 0
+        escape = _escape(kinds[0, c], size, kinds[2, c])
+        for j in range(count):
+            found += of_component[j] == escape
+        escaped[c] = found * size
+        # The last places of a component are beyond its integers.
+        for place in range(long[c], count * size):
+            escaped[c] -= of_component[place % count] == escape
+
+
+@helper
+def _put_escaped(symbols, escape, integers, out):
+    count, end = len(symbols), 0
+    for j in range(count):
+        if symbols[j] == escape:
+            for place in range(j, len(out), count):
+                out[place] = integers[end]
+                end += 1
+
+
+@kernel
+def fill_factors(symbols, starts, kinds, integers, places, bases, entries, grids, ranks, rows, columns, lefts, rights):
     """Makes the factors of all blocks from symbols and basis integers.
 
     Args:
         symbols: of all components, int16, flat.
         starts: where those of each component begin, int64, shape (components,).
         kinds: reach, size and evenness of the groups by component, int32, shape (3, components).
+        integers: of escaped groups of all components, int32, flat.
+        places: where those of each component begin, int64, shape (components,).
         bases: basis integers of all components, int32, flat.
         entries: where those of each component begin, int64, shape (components,).
         grids: what to multiply them by, by component, fp32.
         ranks, rows, columns: of each block, int64, shape (blocks,).
         lefts, rights: factors (rows × k) and (k × columns) of one block after another, fp32, flat.
-        escaped: number of escaped groups by component afterwards, int32, shape (components,).
     """
     longest, largest = 0, 0
     for b in range(len(ranks)):
@@ -235,7 +276,8 @@ def fill_factors(symbols, starts, kinds, bases, entries, grids, ranks, rows, col
             c = first + i
             reach, size, even = kinds[0, c], kinds[1, c], kinds[2, c]
             of_component = symbols[starts[c] : starts[c] + (n + size - 1) // size]
-            escaped[c] = _split(of_component, reach, size, even, rests, coefficients[i])
+            if _split(of_component, reach, size, even, rests, coefficients[i]):
+                _put_escaped(of_component, _escape(reach, size, even), integers[places[c] :], coefficients[i])
         if tall:
             # A line of the cache at a time: rows of equal length would push one another out of it.
             for line in range(0, n, _LINE):
@@ -265,8 +307,9 @@ def gather(values, starts, lengths, order, out):
     """
     end = 0
     for run in order:
-        for j in range(lengths[run]):
-            out[end + j] = values[starts[run] + j]
+        source, target = values[starts[run] : starts[run] + lengths[run]], out[end : end + lengths[run]]
+        for j in range(len(target)):
+            target[j] = source[j]
         end += lengths[run]
 
 
@@ -276,7 +319,7 @@ def symbol_counts(n, sizes):
 
 
 def escaped_places(symbols: np.ndarray, together: Grouping, n: int) -> np.ndarray:
-    """Positions among n integers of those in escaped groups, plane by plane."""
+    """Positions among n integers of those in escaped groups, group by group."""
     groups = np.flatnonzero(symbols == together.escape)
-    places = (groups + len(symbols) * np.arange(together.size)[:, None]).ravel()
+    places = (groups[:, None] + len(symbols) * np.arange(together.size)).ravel()
     return places[places < n]
