@@ -29,8 +29,8 @@ _RUN = 2048
 _FEW = 8
 """Components that are multiplied in registers."""
 
-_TOGETHER = 4
-"""Rows, at least, that are multiplied together."""
+_TOGETHER, _STRIP = 4, 1024
+"""Rows, at least, and columns, at most, that are multiplied together."""
 
 _LINE = 2 * LANES
 """Elements in a line of cache."""
@@ -48,7 +48,9 @@ def _add(build: Any, a: Any, b: Any, c: Any) -> Any:
     return build.fadd(c, build.fmul(a, b, flags=_CONTRACT), flags=_CONTRACT)
 
 
-def _replace_rows(build: Any, k: int, places: Any, rows: Any, lines: Any, scalars: Any, right_row: Any) -> list[Any]:
+def _replace_rows(
+    build: Any, k: int, places: Any, rows: Any, lines: Any, ahead: Any, scalars: Any, right_row: Any
+) -> list[Any]:
     """The loops of `_replace_lines` for one k; returns both energies, each as two vectors of partial sums."""
     (gradient, residual, left, right), (keep, factor, minus) = places, scalars
     nothing = ir.Constant(VECTOR, [0.0] * LANES)
@@ -63,7 +65,7 @@ def _replace_rows(build: Any, k: int, places: Any, rows: Any, lines: Any, scalar
             column = build.mul(along.index, WORD(4 * _LINE))
             place = build.add(start, column)
             for base in (gradient, residual):
-                fetch(build, build.add(base, build.add(place, WORD(_AHEAD))))
+                fetch(build, build.add(base, build.add(place, ahead)))
             for part in range(2):
                 here, there = (build.add(offset, WORD(4 * LANES * part)) for offset in (place, column))
                 new = load(build, gradient, here)
@@ -84,6 +86,7 @@ def _replace_lines(
     residual: Any,
     rows: Any,
     lines: Any,
+    ahead: Any,
     keep: Any,
     factor: Any,
     scale: Any,
@@ -96,17 +99,17 @@ def _replace_lines(
     """Replaces rows of `lines` · 16 elements that follow each other without a gap, and adds to both energies.
 
     `gradient`, `residual`, `left` (k numbers per row), `right` (k rows, `right_row` bytes apart) and `energies`
-    (two fp32 numbers) are addresses; k is at most `_FEW`.
+    (two fp32 numbers) are addresses; k is at most `_FEW`. Memory is asked for `ahead` bytes early.
     """
 
     def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
-        gradient, residual, rows, lines, keep, factor, scale, k, left, right, right_row, energies = arguments
+        gradient, residual, rows, lines, ahead, keep, factor, scale, k, left, right, right_row, energies = arguments
         scalars = everywhere(build, keep), everywhere(build, factor), build.fneg(scale)
         # Each number of components has loops of its own, with that many weights in registers.
         for number in range(_FEW + 1):
             with build.if_then(build.icmp_signed("==", k, WORD(number))):
                 places = gradient, residual, left, right
-                sums = _replace_rows(build, number, places, rows, lines, scalars, right_row)
+                sums = _replace_rows(build, number, places, rows, lines, ahead, scalars, right_row)
                 for index, (first, second) in enumerate(sums):
                     place, lanes = pointer(build, energies, WORD(4 * index), FLOAT), build.fadd(first, second)
                     total = build.load(place)
@@ -115,8 +118,8 @@ def _replace_lines(
                     build.store(total, place)
         return context.get_dummy_value()
 
-    words, floats = [types.int64] * 4, [types.float32] * 3
-    return types.void(*words, *floats, types.int64, *words), generate
+    words, floats = [types.int64] * 5, [types.float32] * 3
+    return types.void(*words, *floats, *words), generate
 
 
 @_in_order
@@ -152,7 +155,17 @@ def _replace_by_few(G, E, scalars, left, right, energies):
         energies[:] = 0
         count, start = min(height, rows - i), row * i
         _replace_lines(
-            gradient + start, residual + start, count, lines, *scalars, k, weights + 4 * k * i, others, row, sums
+            gradient + start,
+            residual + start,
+            count,
+            lines,
+            _AHEAD,
+            *scalars,
+            k,
+            weights + 4 * k * i,
+            others,
+            row,
+            sums,
         )
         if not gapless:
             _replace_rest(G[i], E[i], lines * _LINE, scalars, left[i], right, energies)
@@ -162,49 +175,65 @@ def _replace_by_few(G, E, scalars, left, right, energies):
 
 
 @helper
-def _padded(right, memory):
-    """The same with zeros as further columns, up to a multiple of `WIDTH`."""
-    k, columns = right.shape
-    width = (columns + WIDTH - 1) // WIDTH * WIDTH
-    out = memory[: k * width].reshape((k, width))
-    out[:, :columns] = right
-    out[:, columns:] = 0
-    return out
+def _pack(right, first, width, out):
+    """Columns from `first` on as panels of `WIDTH`, one (k, `WIDTH`) after another; zeros beyond the last."""
+    k, end = len(right), 0
+    for start in range(first, first + width, WIDTH):
+        count = min(WIDTH, first + width - start)
+        for c in range(k):
+            panel, row = out[end : end + WIDTH], right[c, start : start + count]
+            for j in range(count):
+                panel[j] = row[j]
+            panel[count:] = 0
+            end += WIDTH
 
 
 @helper
-def _replace_by_product(G, E, scalars, left, right, product, energies):
-    """The same for any number of components; `right` has zeros in further columns, up to a multiple of `WIDTH`."""
+def _replace_by_product(G, E, scalars, left, right, memory, product, energies):
+    """The same for any number of components."""
     rows, columns = G.shape
-    k, row, right_row = left.shape[1], 4 * columns, 4 * right.shape[1]
-    gradient, residual, weights, others, made, sums = (
-        G.ctypes.data,
-        E.ctypes.data,
-        left.ctypes.data,
-        right.ctypes.data,
-        product.ctypes.data,
-        energies.ctypes.data,
-    )
-    strip = min(right.shape[1], len(product) // _TOGETHER)
-    height = len(product) // strip
+    k, row, whole = left.shape[1], 4 * columns, (columns + WIDTH - 1) // WIDTH * WIDTH
+    strip = min(whole, _STRIP)
+    height = min(len(product), _RUN) // strip if strip == whole else len(product) // strip
     one = np.ones(1, np.float32)
     squares, kept = 0.0, 0.0
-    for i in range(0, rows, height):
-        # Not before the loop: an array is freed after its last use, and to use its address is none.
-        count, weight = min(height, rows - i), one.ctypes.data
-        for j in range(0, columns, strip):
-            width = min(strip, right.shape[1] - j)
-            multiply(weights + 4 * k * i, 4 * k, others + 4 * j, right_row, count, k, width, made, 4 * strip)
+    for j in range(0, columns, strip):
+        width = min(strip, columns - j)
+        _pack(right, j, width, memory)
+        for i in range(0, rows, height):
+            # Not before the loop: an array is freed after its last use, and to use its address is none.
+            weight, weights, panels, made, sums = (
+                one.ctypes.data,
+                left.ctypes.data + 4 * k * i,
+                memory.ctypes.data,
+                product.ctypes.data,
+                energies.ctypes.data,
+            )
+            gradient, residual, count = G.ctypes.data, E.ctypes.data, min(height, rows - i)
+            for first in range(0, width, WIDTH):
+                panel = panels + 4 * k * first
+                multiply(weights, 4 * k, panel, 4 * WIDTH, count, k, WIDTH, made + 4 * first, 4 * strip)
             energies[:] = 0
             # Rows that lie in a strip as a whole follow each other without a gap, as one.
             together = count if strip == columns else 1
-            lines = together * min(strip, columns - j) // _LINE
+            ahead = _AHEAD if strip == columns else row * height
+            lines = together * width // _LINE
             for r in range(0, count, together):
                 start = row * (i + r) + 4 * j
                 _replace_lines(
-                    gradient + start, residual + start, 1, lines, *scalars, 1, weight, made + 4 * r * strip, 0, sums
+                    gradient + start,
+                    residual + start,
+                    1,
+                    lines,
+                    ahead,
+                    *scalars,
+                    1,
+                    weight,
+                    made + 4 * r * strip,
+                    0,
+                    sums,
                 )
-                if lines * _LINE < columns - j < strip:
+                if lines * _LINE < together * width:
                     _replace_rest(G[i + r], E[i + r], j + lines * _LINE, scalars, left[i + r], right, energies)
             squares += energies[0]
             kept += energies[1]
@@ -232,8 +261,12 @@ def replace_residual(
     """
     longest = 0
     for b in range(len(columns)):
-        longest = max(longest, max(ranks[b], 0) * (columns[b] + WIDTH) if columns[b] % WIDTH else 0)
-    memory, product, energies = np.empty(longest, np.float32), np.empty(4 * _RUN, np.float32), np.empty(2, np.float32)
+        longest = max(longest, max(ranks[b], 0) * min(columns[b] + WIDTH, _STRIP))
+    memory, product, energies = (
+        np.empty(longest, np.float32),
+        np.empty(_TOGETHER * _STRIP, np.float32),
+        np.empty(2, np.float32),
+    )
     for b in range(len(columns)):
         k = ranks[b]
         if k < 0:
@@ -250,5 +283,4 @@ def replace_residual(
         if k <= _FEW:
             sent[b], kept[b] = _replace_by_few(*parts, scalars, *factors, energies)
         else:
-            whole = _padded(factors[1], memory) if shape[1] % WIDTH else factors[1]
-            sent[b], kept[b] = _replace_by_product(*parts, scalars, factors[0], whole, product, energies)
+            sent[b], kept[b] = _replace_by_product(*parts, scalars, *factors, memory, product, energies)
