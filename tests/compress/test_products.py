@@ -177,13 +177,14 @@ def tiled(left, left_row, right, right_row, rows, depth, columns, out, out_row):
     multiply(left, left_row, right, right_row, rows, depth, columns, out, out_row)
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 4])
 @pytest.mark.parametrize(("count", "r", "m"), [(1, 30, 3), (33, 64, 12), (3, 70, 16), (40, 128, 12)])
-def test_leading_eigenvectors_agree_with_lapack(count, r, m):
+def test_leading_eigenvectors_agree_with_lapack(count, r, m, rounds):
     factors = np.random.default_rng(r).normal(size=(count, r, r)) / np.arange(1, r + 1)
     matrices = (factors @ factors.transpose(0, 2, 1)).astype(np.float32)
     start = block((m, r), 5)
-    values, vectors = leading_eigenvectors(matrices, start)
-    expected, others = reference_leading_eigenvectors(torch.from_numpy(matrices), torch.from_numpy(start))
+    values, vectors = leading_eigenvectors(matrices, start, rounds)
+    expected, others = reference_leading_eigenvectors(torch.from_numpy(matrices), torch.from_numpy(start), rounds)
     np.testing.assert_allclose(values, expected, rtol=1e-3)
     assert (np.diff(values) <= 0).all()
     np.testing.assert_allclose(vectors @ vectors.transpose(0, 2, 1), np.eye(m)[None].repeat(count, 0), atol=1e-5)
@@ -198,7 +199,7 @@ def test_eigenvectors_that_a_matrix_lacks_are_orthogonal_or_zeros():
     matrices = np.stack([0 * vectors.T @ vectors, vectors[:1].T @ vectors[:1], vectors.T @ vectors])
     start = block((8, 64), 2)
     start[1] = start[0]
-    values, found = leading_eigenvectors(matrices, start)
+    values, found = leading_eigenvectors(matrices, start, 3)
     assert np.isfinite(found).all()
     for rank, of_matrix, directions in zip((0, 1, 3), values, found, strict=True):
         assert (of_matrix[rank:] <= 1e-5 * max(of_matrix[0], 0)).all()

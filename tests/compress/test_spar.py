@@ -49,15 +49,27 @@ def test_leading_spectra_agree_with_the_whole_ones_on_what_a_budget_buys():
     plan.views(gradient)[1].mul_(decay)
     grams = gram_matrices(plan, gradient)
     whole = spectra(plan, gradient)
-    leading = leading_spectra(grams, 12)
+    leading = leading_spectra(grams, 12, 2)
     assert [len(spectrum.energies) for spectrum in leading] == [12, 12, 12, 8]
     for spectrum, other, view in zip(leading, whole, plan.views(gradient), strict=True):
         captured = (spectrum.basis[:, :3].T @ short_side_first(view)).square().sum().item()
         assert captured == pytest.approx(spectrum.energies[:3].sum(), rel=1e-3)
         assert captured >= 0.96 * other.energies[:3].sum()
+        assert spectrum.rest == pytest.approx(view.square().sum().item() - spectrum.energies.sum(), rel=2e-3, abs=1e-2)
     again = completed(grams, leading, [1])
     assert [len(spectrum.energies) for spectrum in again] == [12, 64, 12, 8]
     np.testing.assert_array_equal(again[1].energies, whole[1].energies)
+    assert again[1].rest == 0
+
+
+def test_more_rounds_find_more_of_what_stands_out_of_noise():
+    plan = AdapterPlan((Block("a", 64, 1000),))
+    gradient = torch.randn(plan.size, generator=torch.Generator().manual_seed(6))
+    plan.views(gradient)[0][:3].mul_(2)
+    grams = gram_matrices(plan, gradient)
+    largest = spectra(plan, gradient)[0].energies[:12].sum()
+    shares = [leading_spectra(grams, 12, rounds)[0].energies.sum() / largest for rounds in (1, 2, 3, 4)]
+    assert shares == sorted(shares) and shares[2] > 0.95 and shares[-1] < 1.0001
 
 
 def test_a_block_that_deserves_more_than_its_leading_components_gets_them():

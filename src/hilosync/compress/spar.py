@@ -38,8 +38,8 @@ from hilosync.plan import AdapterPlan
 
 __all__ = ["Spar", "reference_spar"]
 
-_USUAL_RANK = 12
-"""Components to look for first; the usual budget, one rank of every block, seldom gives a block more."""
+_USUAL_RANK, _ROUNDS = 12, 2
+"""Components to look for first, and in how many rounds; one rank of every block seldom gives a block more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Spar:
                 f"got {budget}; raise the budget"
             )
         grams = gram_matrices(plan, gradient)
-        found, short = leading_spectra(grams, _USUAL_RANK), [0]
+        found, short = leading_spectra(grams, _USUAL_RANK, _ROUNDS), [0]
         costs = [component_bytes(block) for block in plan.blocks]
         ranks: list[int] = []
         while short:

@@ -66,8 +66,8 @@ _TARGET, _ENOUGH = 0.992, 0.98
 _TRIES = 5
 """Encodings of a gradient at most, while one fits the budget."""
 
-_USUAL_RANK = 16
-"""Components to look for first; the usual budget seldom gives a block more."""
+_USUAL_RANK, _ROUNDS = 16, 3
+"""Components to look for first, and in how many rounds; the usual budget seldom gives a block more."""
 
 _GROW = 1.05
 """Growth of Δ when predictions find nothing that fits."""
@@ -191,7 +191,7 @@ class _Search:
     def __init__(self, plan: AdapterPlan, gradient: torch.Tensor | CorrectedGradient):
         self._plan = plan
         self._grams = gram_matrices(plan, gradient)
-        self._found = leading_spectra(self._grams, _USUAL_RANK)
+        self._found = leading_spectra(self._grams, _USUAL_RANK, _ROUNDS)
         self.rate = Rate(plan, self._found)
         self.largest = float(np.sqrt(max(spectrum.energies[0] for spectrum in self._found)))
         self.finest = float(np.float32(max(self.largest * _SMALLEST_STEP, _STEPS[0])))

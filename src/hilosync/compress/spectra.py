@@ -4,7 +4,7 @@ A block G is seen with its short side first, G (r×n), r ≤ n: a block with mor
 (LoRA's B) is taken as its transpose. With K = G·Gᵀ = U·diag(σ²)·Uᵀ, component i of the block is
 u_i·(u_iᵀG) and carries the energy σ_i². K is r×r, so this costs one pass over G.
 
-A budget buys few components of a block, so `leading_spectra` finds those alone: two rounds of
+A budget buys few components of a block, so `leading_spectra` finds those alone: a few rounds of
 subspace iteration on K, then a Rayleigh–Ritz step. Its energies are exactly those of its basis
 vectors, at most a few thousandths below σ²; whoever has chosen all that it was given asks `completed`
 for the rest.
@@ -100,16 +100,19 @@ def spectra(plan: AdapterPlan, gradient: torch.Tensor | CorrectedGradient) -> li
     return completed(grams, [None] * len(plan.blocks), range(len(plan.blocks)))
 
 
-def leading_spectra(grams: Grams, count: int) -> list[Spectrum]:
-    """About the `count` largest components of each block, or all of them where r is not much larger."""
+def leading_spectra(grams: Grams, count: int, rounds: int) -> list[Spectrum]:
+    """About the `count` largest components of each block, or all of them where r is not much larger.
+
+    Each round of subspace iteration brings them nearer to being the largest.
+    """
 
     def decompose(K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if K.shape[-1] <= 2 * count:
             return _eigenvectors(K)
         start = _start(K.shape[-1], count)
         if K.device.type != "cpu":
-            return reference_leading_eigenvectors(K, start)
-        values, vectors = leading_eigenvectors(K.numpy(), start.numpy())
+            return reference_leading_eigenvectors(K, start, rounds)
+        values, vectors = leading_eigenvectors(K.numpy(), start.numpy(), rounds)
         return torch.from_numpy(values), torch.from_numpy(vectors)
 
     found = _decomposed(grams, range(len(grams.matrices)), decompose)
