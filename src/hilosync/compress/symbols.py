@@ -16,7 +16,16 @@ import numpy as np
 from hilosync.arithmetic.compilation import helper, kernel
 from hilosync.compress.tables import Grouping
 
-__all__ = ["escaped_places", "fill_factors", "gather", "group", "group_coefficients", "symbol_counts", "ungroup"]
+__all__ = [
+    "count_escaped",
+    "escaped_places",
+    "fill_factors",
+    "gather",
+    "group",
+    "group_coefficients",
+    "symbol_counts",
+    "ungroup",
+]
 
 _ESCAPED = np.int32(1 << 20)
 """Added to a symbol by each of its integers that is out of reach; more than any symbol."""
