@@ -16,10 +16,18 @@ from hilosync.arithmetic.decode import materialize
 from hilosync.compress import Spar, SparRD
 from hilosync.compress.coefficients import quantize_coefficients
 from hilosync.compress.entropy import SymbolReader, SymbolWriter, _joint, _single
-from hilosync.compress.quantize import classes_of, grid_exponents, octaves_of, reference_coefficients, smallest_class
+from hilosync.compress.quantize import (
+    classes_of,
+    grid_exponents,
+    octaves_of,
+    reference_coefficients,
+    reference_rounded,
+    rounding_offset,
+    smallest_class,
+)
 from hilosync.compress.rate import Rate, sides
 from hilosync.compress.spectra import Spectrum, short_side_first, spectra
-from hilosync.compress.symbols import escaped_places, group, ungroup
+from hilosync.compress.symbols import escaped_places, group, group_coefficients, ungroup
 from hilosync.compress.tables import (
     CLASSES,
     COEFFICIENT_SHAPES,
@@ -168,6 +176,30 @@ def test_coefficients_agree_with_the_reference_but_for_ties(plan, gradient):
         laplacian = coded.laplacian[of_block]
         different = reference_coefficients(short_side_first(matrix), basis, classes, laplacian, step) != V
         assert V.shape == (len(classes), n) and different.sum() <= 2e-3 * V.size
+
+
+@pytest.mark.parametrize("class_", CLASSES)
+@pytest.mark.parametrize("spread", [0.3, 1, 3])
+def test_integers_of_groups_with_an_even_sum_agree_with_the_reference(class_, spread):
+    generator, scale, n = np.random.default_rng(class_ + 99), 2 ** (class_ / 4), 1003
+    together = grouping("gauss", class_)
+    # Of any size, and then just within reach, where every integer can become smaller only.
+    fitted = (spread * scale * generator.standard_normal((1, n))).astype(np.float32)
+    fitted[0, ::5] = together.reach + np.float32(0.3)
+    kinds = np.array([[together], [together]], np.int32).transpose(0, 2, 1).copy()
+    symbols, apart = np.empty(n, np.int16), np.empty(n, np.int32)
+    laplacian, counts, escaped = np.empty(1, np.int32), np.empty(1, np.int64), np.empty(1, np.int64)
+    offset = np.array([rounding_offset(class_)], np.float32)
+    group_coefficients(fitted, offset, kinds, symbols, laplacian, counts, escaped, apart)
+    found, values = symbols[: counts[0]].astype(np.int32), np.empty(n, np.int32)
+    ungroup(found, *together, values)
+    places = escaped_places(found, together, n)
+    assert len(places) == escaped[0] and found.min() >= 0 and found.max() <= together.escape
+    values[places] = apart[: escaped[0]]
+    expected = reference_rounded(fitted[0].astype(np.float64), together, rounding_offset(class_))
+    assert (values != expected).sum() <= 2e-3 * n
+    padded = np.pad(values, (0, -n % together.size)).reshape(together.size, -1)
+    assert not together.even or not (padded.sum(axis=0) % 2)[found != together.escape].any()
 
 
 def integers_of(coded, parts, c, n):

@@ -34,6 +34,7 @@ __all__ = [
     "grid_exponents",
     "octaves_of",
     "reference_coefficients",
+    "reference_rounded",
     "rounding_offset",
     "rounding_offsets",
     "smallest_class",
@@ -210,21 +211,22 @@ def rounding_offsets() -> np.ndarray:
 def reference_coefficients(
     matrix: torch.Tensor, integers: np.ndarray, classes: np.ndarray, laplacian: np.ndarray, step: float
 ) -> np.ndarray:
-    """V of one block as the equations read, in fp64: V by least squares, in units of Δ, rounded.
-
-    ⌊|v| + offset⌋ with the sign of v; of a group that must have an even sum and has not, one integer is then rounded
-    the other way, the one whose |v| is nearest to where the rounding changes.
-    """
+    """V of one block as the equations read, in fp64: V by least squares, in units of Δ, and `reference_rounded`."""
     exponents = grid_exponents(classes, *(np.full(len(classes), size) for size in (*matrix.shape, len(classes))))
     U = integers / np.exp2(exponents)[:, None]
     V = np.linalg.lstsq(U.T, matrix.double().numpy(), rcond=None)[0] / step
     shapes = [COEFFICIENT_SHAPES[bit] for bit in laplacian]
     rows = zip(V, classes.tolist(), shapes, strict=True)
-    found = [_reference_rounded(v, grouping(shape, t), rounding_offset(t)) for v, t, shape in rows]
+    found = [reference_rounded(v, grouping(shape, t), rounding_offset(t)) for v, t, shape in rows]
     return np.array(found, dtype=np.int64).reshape(V.shape)
 
 
-def _reference_rounded(v: np.ndarray, together: Grouping, offset: float) -> np.ndarray:
+def reference_rounded(v: np.ndarray, together: Grouping, offset: float) -> np.ndarray:
+    """⌊|v| + offset⌋ with the sign of v, fp64, shape (n,).
+
+    Of a group that must have an even sum and has not, one integer is then rounded the other way, the one whose |v| is
+    nearest to where the rounding changes.
+    """
     count, size = -(-len(v) // together.size), together.size
     padded = np.pad(np.abs(v), (0, count * size - len(v))).reshape(size, count)
     rounded = np.floor(padded + offset)

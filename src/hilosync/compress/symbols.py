@@ -33,8 +33,8 @@ _ESCAPED = np.int32(1 << 20)
 _RECIPROCAL_BITS = 20
 """Of 1/(2M + 1) as an integer; exact for quotients of 14-bit numbers by numbers below 64, within 32 bits."""
 
-_FORBIDDEN = np.float32(2)
-"""Cost of rounding an integer the other way that would be out of reach; more than of any other."""
+_MOST = np.float32(2)
+"""More than it costs to round any integer the other way."""
 
 _BETWEEN_SHAPES = 0.753
 """E|x|/√E[x²] is 0.798 for a Gaussian and 0.707 for a Laplacian variable; the middle decides."""
@@ -74,11 +74,10 @@ def _find_changes(values, offset, reach, weight, costs, changes):
     for j in range(len(values)):
         magnitude = abs(values[j])
         rounded = np.int32(magnitude + offset)
-        # From the middle of what becomes this integer, −½ … ½; a zero has nothing below.
+        # From the middle of what becomes this integer, −½ … ½; a zero has nothing below, and the reach nothing above.
         away = magnitude - np.float32(rounded) - half
-        up = away >= 0 or rounded == 0
+        up = (away >= 0 and rounded < reach) or rounded == 0
         cost = np.float32(0.5) - (away if up else -away)
-        cost = cost if np.int32(rounded + np.int32(up)) <= reach else _FORBIDDEN
         change = np.int32(weight if up == (values[j] >= 0) else -weight)
         changes[j] = change if cost < costs[j] else changes[j]
         costs[j] = min(cost, costs[j])
@@ -156,7 +155,7 @@ def group_coefficients(fitted, offsets, kinds, symbols, laplacian, counts, escap
         counts[c] = count = (n + size - 1) // size
         sums = scratch[:count]
         sums[:] = 0
-        costs[:count] = _FORBIDDEN
+        costs[:count] = _MOST
         for first in range(0, count * size, count):
             values = fitted[c, first : min(first + count, n)]
             _round_plane(values, offsets[c], reach, weight, sums)
