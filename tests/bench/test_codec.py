@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from hilosync.bench.capture import capture_to
-from hilosync.bench.codec import run_codec, shannon_bits, synthetic_gradient
+from hilosync.bench.codec import _measure, run_codec, shannon_bits, synthetic_gradient
 from hilosync.bench.powersgd import PowerSGDHook
+from hilosync.compress import SparRD
 from hilosync.errors import ConfigurationError
 from hilosync.plan import AdapterPlan, Block
 
@@ -62,6 +63,14 @@ def test_the_hook_s_arithmetic_finds_the_leading_component_and_keeps_the_rest():
     # With error feedback the mean of what is sent approaches the gradient.
     assert (received / 30 - gradient).norm() < 0.25 * gradient.norm()
     assert all(torch.linalg.matrix_rank(view) <= 1 for view in PLAN.views(bucket))
+
+
+def test_a_payload_that_holds_nothing_has_no_bound_to_compare_with():
+    plan = AdapterPlan((Block("long", 8, 20_000), Block("short", 1, 1)))
+    gradient = torch.randn(plan.size, generator=torch.Generator().manual_seed(0))
+    gradient[-1] = 0
+    row = _measure(plan, SparRD(budget=200), [gradient] * 2, feedback=False)
+    assert row["bound_ratio"] is None and row["residual_energy"] > 0.99
 
 
 def test_budgets_that_no_compressor_can_meet_are_one_error(tmp_path):

@@ -16,7 +16,9 @@ from hilosync.arithmetic.decode import materialize
 from hilosync.compress import Spar, SparRD
 from hilosync.compress.coefficients import quantize_coefficients
 from hilosync.compress.entropy import SymbolReader, SymbolWriter, _joint, _single
+from hilosync.compress.payload import Kind, seal
 from hilosync.compress.quantize import (
+    basis_classes,
     classes_of,
     grid_exponents,
     octaves_of,
@@ -37,18 +39,19 @@ from hilosync.compress.tables import (
     reach,
     rounding,
 )
+from hilosync.errors import MalformedPayload
 from hilosync.plan import AdapterPlan, Block
 
 STORED = """
-0211661989cc4ff0beb8410c3d9886f4ea86d935a71f7ebac7544c5c9c87004cbecc2f76423420e8cc44ab1e5bf192d4
-35742081596dbcdd5c0c660abc58b72d0a06a2143cdad40957173a6fda3251e9349c9b815285e358c01ed20d55b5fa9b
-863cce2e5c136613d110a1f1a7ec7cd06b020a41fb890f303b348b9fea9cdd65a8b6f384f2ef46b37e21fbfd0713893b
-836f58451dbfe0909bad98dc4f7b08eb705fbb3c972c3da400b672612a10375a54da661791220735105b31307d86cf3e
-c8e45676a929b735e42b797a54fa54413eba846d036b37afc40e7e0bd10caca5619fbf7404a6f7121aee1f09b67a07e2
-691053a48301f1c57aba00695f4f9502c0cddd48bebdd8614b402dfff568ddcbf1e51b51747df9aea96ccc7f45dc6995
-36c39cfeb515c021784f102fc9295ac042e89c47680501af4f5b9673c08c42cd442d70247952d047e6c60635ab8e8d3f
-8514f308d8362fddee31ecf0ac3774a1c3a9204238502174ad2c74081d2d1e098d835fb5cd80e801bd7d39528a46ee41
-d23c690b11ed5ae00a6b6cd3d6cc288aad896db4e3007725622f6b6e27ab6b84ed328481bc
+02193be0ec4af2881eab0f0b3d891069ebe677006d6031e3b4aaded7884689425b6a856de8b38f46704fa6c11caf6de0
+6bff2a3d79fc6a6f4a8cc673df3528a1580f4b44d41caeb9829a19ecf9c0ea3ce4e5a60fe0d3c97230307e3e2b586e9c
+f2c3d0e44848625ea2b3df6a8fbc48d7e5aefce85c2c737f9d87753e23e475795eb6996f86de0df6163bb19152b99d8e
+2f7177a7a0a0b3af390d89f8c4752ddb4e3654f6269f6f366588e2cbb4894410a31e6f631703b7a2c5fa8a220cbe5aba
+c7a978a453109aefef720f8496eac5b7e7e0361b8da3b5225623bb97df844930fa82a62ab2154faf2ae64c6ed0ed32ae
+94903b55cf1ace3fdd41f4e311a5f0cd80b28356d3a41921250f719b8ab42060588f3f9433a973534311de740a95485f
+541f2e96c7b9cc4b33a809b275ed0c8a1ecd98ccbeaa9b5f4efa692ec156e9fe158b283ce82828bf21f0498231e15b71
+0603e7faa2fa2e2a42068da694bac92128870d57ca8555aefd595317168dc66323cccbe72ac610976f956d4c98e4d31c
+44aa84cf74de8027fa6444a9f7d11afe95a8d50972b460349017f91fd90b8a0f404f1451aecb9ab05d089b6eb6
 """
 """A payload: SparRD().encode(plan, 1.0, gradient, 430) with the fixtures."""
 
@@ -286,6 +289,37 @@ def test_spar_rd_uses_its_budget_and_leaves_less_than_spar_does(ranks, plan, gra
     assert energies[0] < 0.6 * energies[1]
 
 
+@pytest.mark.parametrize("share", [0.012, 0.02, 0.032])
+def test_a_flat_spectrum_uses_its_budget(share):
+    """What has not been looked for is then like what has been found, and all of it becomes worth sending at once."""
+    plan = AdapterPlan((Block("a", 64, 8192),))
+    gradient = torch.randn(plan.size, generator=torch.Generator().manual_seed(5))
+    payload, _ = SparRD().encode(plan, 1.0, gradient, budget := int(share * plan.adapter_bytes))
+    # One component is a fifteenth of the smallest budget.
+    assert 0.93 * budget <= len(payload) <= budget
+
+
+def test_a_crafted_payload_whose_product_leaves_fp32_s_range_is_refused():
+    r, n, large, classes = 8, 32, (1 << 24) - 2, np.array([40, -4])
+    plan, writer = AdapterPlan((Block("a", r, n),)), SymbolWriter()
+    writer.steps(np.array([2]), 1 + r)
+    writer.uniform(classes[:1] - CLASSES[0], len(CLASSES))
+    writer.steps(classes[:1] - classes[1:], len(CLASSES))
+    # The coarser grid of the second component multiplies its integers by up to 2^7.
+    of_bases = basis_classes(exponents_of(classes, r, n, 2), np.full(2, r))
+    for class_, value in sorted(zip(of_bases.tolist(), (0, large), strict=True)):
+        writer.bases(np.full(r, value, np.int32), class_)
+    writer.uniform(np.zeros(2, np.int32), 2)
+    for t in (-4, 40):
+        together = grouping("gauss", t)
+        writer.groups(np.full(-(-n // together.size), together.escape, np.int32), "gauss", t)
+    for t, value in ((-4, large), (40, 0)):
+        writer.integers(np.full(n, value, np.int32), "gauss", t)
+    step = np.float32(2.0**86).astype("<f4").tobytes()
+    with pytest.raises(MalformedPayload, match="product"):
+        SparRD().decode(plan, seal(Kind.SPAR_RD, step, writer.finish()))
+
+
 def test_a_gradient_is_coded_until_nothing_is_left_when_the_budget_allows(plan, gradient):
     payload, _ = SparRD().encode(plan, 1.0, gradient, 10**7)
     for view, block in zip(plan.views(gradient), SparRD().decode(plan, payload), strict=True):
@@ -315,4 +349,4 @@ def test_factors_are_integers_whose_products_sum_to_the_same_bits_in_any_order()
 def test_a_stored_payload_decodes_to_the_same_bits_as_ever(plan):
     stored = SparRD().decode(plan, bytes.fromhex(STORED))
     content = b"".join(materialize(block).numpy().astype("<f4").tobytes() for block in stored)
-    assert hashlib.sha256(content).hexdigest()[:32] == "f6ba08eb251128b09a7438b4e5784f84"
+    assert hashlib.sha256(content).hexdigest()[:32] == "4540b83d5d3c96f45c7d361c4c2657f8"

@@ -64,7 +64,7 @@ def run_codec(
         Rows of `compressor, source, budget, bytes` (median payload), `ratio` (of the bf16 adapter's
         bytes), `residual_energy` (‖G' − Ĝ‖²/‖G'‖², mean over the steps after the first quarter),
         `bound_ratio` (bits over `shannon_bits` at that distortion; None for a distortion of nearly
-        none), `encode_ms` (encode and retain), `decode_ms`, `coder_ms` (the part of `decode_ms`
+        none or all), `encode_ms` (encode and retain), `decode_ms`, `coder_ms` (the part of `decode_ms`
         within the range decoder), `floor_ms` (reading G and E and writing E once), all medians of wall
         time, `powersgd_hook_ms` (what PyTorch's rank-1 hook computes for this source's first gradient,
         to compare `encode_ms` with), and `peak_extra_mb` of encoding (None where the system does not tell).
@@ -176,8 +176,8 @@ def _measure(
         total = float(sum(found.sum() for found in energies))
         sizes.append(len(payload))
         shares.append(left / total)
-        if left > 1e-4 * total:
-            bounds.append(8 * len(payload) / shannon_bits(plan, energies, left))
+        if left > 1e-4 * total and (fewest := shannon_bits(plan, energies, left)) > 0:
+            bounds.append(8 * len(payload) / fewest)
         encode.append(encoded - started + finished - read)
         decode.append(read - resumed)
         coder.append(sum(spent))

@@ -141,8 +141,9 @@ class Rate:
         largest = energies[np.cumsum(self._counts) - 1]
         rests = np.array([spectrum.rest for spectrum in found])
         mean = np.clip(rests / np.maximum(missing, 1), 0, largest)
+        self._rests = octaves_of(mean, long)
         self._all = (
-            np.concatenate([self._octaves, octaves_of(mean, long)]),
+            np.concatenate([self._octaves, self._rests]),
             np.concatenate([np.repeat(kinds, self._counts), kinds]),
             np.concatenate([np.ones(len(energies), np.int64), missing]),
         )
@@ -163,9 +164,13 @@ class Rate:
         return math.exp(high)
 
     def exhausted(self, step: float) -> list[int]:
-        """Blocks of which Δ sends all components of a leading part, and so might send more."""
+        """Blocks of which Δ might send more than their leading part.
+
+        It sends all of that, or what has not been looked for is on average less than a class below what is sent.
+        """
         ranks = self._ranks(classes_of(self._octaves, step))
-        return np.flatnonzero((ranks == self._counts) & (ranks < self._short)).tolist()
+        near = classes_of(self._rests, step) >= self._smallest - 1
+        return np.flatnonzero(((ranks == self._counts) | near) & (self._counts < self._short)).tolist()
 
     def choose(self, step: float) -> Choice:
         """What Δ sends of all blocks."""

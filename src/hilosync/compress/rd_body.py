@@ -141,7 +141,8 @@ def read_factors(reader: SymbolReader, parts: Components, step: float) -> Decode
     ]
 
     largest = max(int(kinds[0].max(initial=0)), int(np.abs(integers).max(initial=0)))
-    bound = max(scales) * max(parts.ranks) * int(np.abs(bases).max(initial=0)) * largest
+    widest = int(np.abs(bases).max(initial=0)) * float(grids.max(initial=1))
+    bound = max(scales) * max(parts.ranks) * widest * largest
     if not bound < LARGEST_PRODUCT:
         for block, factors in zip(plan.blocks, decoded, strict=True):
             require_finite_product(block, factors)

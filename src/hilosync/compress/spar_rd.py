@@ -50,8 +50,9 @@ __all__ = ["SparRD"]
 
 
 _STEP_BYTES = 4
-_SMALLEST_STEP = 2.0**-13
-"""Smallest Δ in units of the largest singular value: with grids of 2^−9, |u·v| sums stay below 2^24."""
+_SMALLEST_STEP = 2.0**-14
+"""Smallest Δ in units of the largest singular value, which no column's norm is beyond: with grids of 2^−9, |u·v| sums
+stay near 2^23 at most, and below 2^24 for bases whose rounding the fit makes up for."""
 
 _STEPS = (2.0**-115, 2.0**126)
 """Steps that a payload may have: Δ·2^−q is a normal fp32 value, and 1/Δ is finite.
@@ -129,7 +130,11 @@ class SparRD:
             step = search.step(_TARGET * budget / correction)
             if not over < step < fits:
                 # Bytes change in jumps, so that a prediction may miss the same way again.
-                step = float(np.float32(math.sqrt(over * fits) if fits < math.inf else _GROW * over))
+                if fits == math.inf:
+                    step = _GROW * over
+                else:
+                    step = math.sqrt(over * fits) if over else max(fits / _GROW, search.finest)
+                step = float(np.float32(step))
                 if not over < step < min(fits, _STEPS[1]):
                     break
             payload = _payload(step, write_body(gradient, search.rate.choose(step)))
