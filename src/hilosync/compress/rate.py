@@ -166,10 +166,10 @@ class Rate:
     def exhausted(self, step: float) -> list[int]:
         """Blocks of which Δ might send more than their leading part.
 
-        It sends all of that, or what has not been looked for is on average less than a class below what is sent.
+        It sends all of that, or what has not been looked for is on average less than half a class below what is sent.
         """
         ranks = self._ranks(classes_of(self._octaves, step))
-        near = classes_of(self._rests, step) >= self._smallest - 1
+        near = self._rests - 4 * math.log2(step) >= self._smallest - 1
         return np.flatnonzero(((ranks == self._counts) | near) & (self._counts < self._short)).tolist()
 
     def choose(self, step: float) -> Choice:
