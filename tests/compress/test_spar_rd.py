@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilosync.arithmetic.decode import materialize
-from hilosync.compress import Spar, SparRD
+from hilosync.compress import Spar, SparRD, coefficients
 from hilosync.compress.coefficients import quantize_coefficients
+from hilosync.compress.corrected import CorrectedGradient
 from hilosync.compress.entropy import SymbolReader, SymbolWriter, _joint, _single
 from hilosync.compress.payload import Kind, seal
 from hilosync.compress.quantize import (
@@ -179,6 +180,21 @@ def test_coefficients_agree_with_the_reference_but_for_ties(plan, gradient):
         laplacian = coded.laplacian[of_block]
         different = reference_coefficients(short_side_first(matrix), basis, classes, laplacian, step) != V
         assert V.shape == (len(classes), n) and different.sum() <= 2e-3 * V.size
+
+
+def test_products_on_another_device_give_the_same_integers_but_for_ties(plan, gradient, monkeypatch):
+    """On the CPU, by what a GPU runs."""
+    choice = Rate(plan, spectra(plan, gradient)).choose(float(gradient.norm()) / 200)
+    here = quantize_coefficients(gradient, choice)
+
+    def elsewhere(G, E, factor, places, columns, ranks, fits, *arguments):
+        coefficients._quantize_elsewhere(CorrectedGradient.of(gradient), choice, *arguments)
+
+    monkeypatch.setattr(coefficients, "_quantize", elsewhere)
+    there = quantize_coefficients(gradient, choice)
+    np.testing.assert_array_equal(there.counts, here.counts)
+    np.testing.assert_array_equal(there.laplacian, here.laplacian)
+    assert len(here.symbols) > 100 and (there.symbols != here.symbols).mean() < 1e-2
 
 
 @pytest.mark.parametrize("class_", CLASSES)

@@ -75,9 +75,19 @@ def quantize_coefficients(gradient: torch.Tensor | CorrectedGradient, choice: Ch
 
 
 @kernel
+def _group(fitted, first, start, end, offsets, kinds, found, laplacian, counts, escaped, apart):
+    """`group_coefficients` of one block whose components, symbols and escaped integers begin there; where they end."""
+    of = slice(first, first + len(fitted))
+    beyond = symbols.group_coefficients(
+        fitted, offsets[of], kinds[:, :, of], found[start:], laplacian[of], counts[of], escaped[of], apart[end:]
+    )
+    return first + len(fitted), start + counts[of].sum(), end + beyond
+
+
+@kernel
 def _quantize(G, E, factor, places, columns, ranks, fits, offsets, kinds, found, laplacian, counts, escaped, apart):
     """All blocks on the CPU; for the last arguments see `group_coefficients`."""
-    first, entry, start, end = 0, 0, 0, 0
+    entry, ends = 0, (0, 0, 0)
     for b in range(len(ranks)):
         k, run = ranks[b], slice(places[b], places[b + 1])
         rows = (places[b + 1] - places[b]) // columns[b]
@@ -85,46 +95,17 @@ def _quantize(G, E, factor, places, columns, ranks, fits, offsets, kinds, found,
         if k:
             P = fits[entry : entry + k * r].reshape((k, r))
             M = G[run].reshape((rows, columns[b])), E[run].reshape((rows, columns[b]))
-            of = slice(first, first + k)
-            end += symbols.group_coefficients(
-                products.project(P, *M, factor),
-                offsets[of],
-                kinds[:, :, of],
-                found[start:],
-                laplacian[of],
-                counts[of],
-                escaped[of],
-                apart[end:],
-            )
-            first, entry, start = first + k, entry + k * r, start + counts[of].sum()
+            fitted = products.project(P, *M, factor)
+            ends = _group(fitted, *ends, offsets, kinds, found, laplacian, counts, escaped, apart)
+            entry += k * r
 
 
-def _quantize_elsewhere(
-    corrected: CorrectedGradient,
-    choice: Choice,
-    offsets: np.ndarray,
-    kinds: np.ndarray,
-    found: np.ndarray,
-    laplacian: np.ndarray,
-    counts: np.ndarray,
-    escaped: np.ndarray,
-    apart: np.ndarray,
-) -> None:
-    """The same with products on another device."""
+def _quantize_elsewhere(corrected: CorrectedGradient, choice: Choice, *arguments: np.ndarray) -> None:
+    """The same with products on another device; `arguments` are those of `_quantize` from `offsets` on."""
     parts = choice.components
-    first, entry, start, end = 0, 0, 0, 0
+    entry, ends = 0, (0, 0, 0)
     for index, k in enumerate(parts.ranks.tolist()):
         total = short_side_first(corrected.block(parts.plan, index).stored())
         P = torch.from_numpy(choice.fits[entry : entry + k * len(total)]).view(k, len(total))
-        of = slice(first, first + k)
-        end += symbols.group_coefficients(
-            (P.to(total.device) @ total).cpu().numpy(),
-            offsets[of],
-            kinds[:, :, of],
-            found[start:],
-            laplacian[of],
-            counts[of],
-            escaped[of],
-            apart[end:],
-        )
-        first, entry, start = first + k, entry + P.numel(), start + int(counts[of].sum())
+        ends = _group((P.to(total.device) @ total).cpu().numpy(), *ends, *arguments)
+        entry += P.numel()

@@ -194,7 +194,7 @@ def _replace_by_product(G, E, scalars, left, right, memory, product, energies):
     rows, columns = G.shape
     k, row, whole = left.shape[1], 4 * columns, (columns + WIDTH - 1) // WIDTH * WIDTH
     strip = min(whole, _STRIP)
-    height = min(len(product), _RUN) // strip if strip == whole else len(product) // strip
+    height = (_RUN if strip == whole else len(product)) // strip
     one = np.ones(1, np.float32)
     squares, kept = 0.0, 0.0
     for j in range(0, columns, strip):
